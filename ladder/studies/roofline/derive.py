@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +37,7 @@ KINDS = {
     "input gradient": kernel_families.DGRAD,
     "weight gradient": kernel_families.WGRAD,
 }
-UNCLEAR = (
-    kernel_families.UNTOLD,
-    kernel_families.SGEMM,
-)  # of unknown kind: their time is charged to each kind
+UNCLEAR = (kernel_families.UNTOLD, kernel_families.SGEMM)  # their time is charged to each kind
 CONVOLUTIONS, OTHERS, IDLE = "convolutions", "other kernels", "nothing runs"
 PARTS = (*KINDS, CONVOLUTIONS, OTHERS)  # of a step, which a trace can tell apart
 COPY = "copy"
@@ -47,13 +45,14 @@ CEILINGS = (COPY, "matmul bf16", "matmul tf32", "matmul fp32")
 CEILING = {"bf16": "matmul bf16", "fp16": "matmul bf16", "fp32": "matmul tf32"}  # cuDNN may use TF32 for FP32
 NARROW = 4  # most channels at which a convolution can merge with the pass beside it: from and to RGB
 SIZES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
+# FLOP/s that a BF16 channels_last convolution of 3x3 kernels reaches from a batch of 8 and 64 channels up, by machine.
+LEAST = {"nvidia-h200": {"forward": 340e12, "input gradient": 290e12, "weight gradient": 290e12}}
 
-_SHAPE = r"[1-9]\d{0,5}x[1-9]\d{0,5}x[1-9]\d{0,5}x[1-9]\d{0,5}"
+_SHAPE = r"([1-9]\d{0,5}x[1-9]\d{0,5}x[1-9]\d{0,5}x[1-9]\d{0,5})"
 CONVOLUTION = (
-    rf"({'|'.join(KINDS)}), ({_SHAPE}) \* ({_SHAPE}), stride ([1-9]), padding (\d\d?), (bf16|fp16|fp32|fp64)"
+    rf"({'|'.join(KINDS)}), {_SHAPE} \* {_SHAPE}, stride ([1-9]), padding (\d\d?), (bf16|fp16|fp32|fp64)"
     r" (channels_last|nchw)"
 )
-ConvolutionName = Annotated[str, text_matching(CONVOLUTION, "a convolution")]
 RateName = Annotated[str, text_matching(r"[A-Za-z0-9 ,.*_x-]{1,120}", "the name of a rate")]
 Speed = Annotated[float, number_between(1e3, 1e18)]
 Shape = tuple[int, ...]
@@ -104,12 +103,15 @@ class Op:
 
 
 def parse_op(name: str) -> Op:
-    """Return the convolution of a name, as `Op.key` writes it."""
+    """Return the convolution of a name, as `Op.key` writes it. Raises ValueError if it has no result."""
     match = re.fullmatch(CONVOLUTION, name)
     assert match is not None, name
     kind, image, weight, stride, padding, dtype, _ = match.groups()
     shapes = [tuple(map(int, shape.split("x"))) for shape in (image, weight)]
-    return Op(kind, shapes[0], shapes[1], int(stride), int(padding), dtype)
+    op = Op(kind, shapes[0], shapes[1], int(stride), int(padding), dtype)
+    if min(op.result) < 1:
+        raise ValueError(f"{name} has no result")
+    return op
 
 
 # --- what a file stores -----------------------------------------------------------------------------------------------
@@ -125,7 +127,9 @@ class Options(frame.Options):
 class Work(Record):
     """The necessary work of one run of a phase (`floors`): the number of each convolution, and bytes by purpose."""
 
-    convolutions: Annotated[dict[ConvolutionName, records.Count], size_between(10_000)]
+    convolutions: Annotated[
+        dict[Annotated[str, text_matching(CONVOLUTION, "a convolution")], records.Count], size_between(10_000)
+    ]
     matmul_flops: records.Amount
     matmul_bytes: records.Bytes
     bytes: Annotated[dict[records.Line, records.Bytes], size_between(32)]
@@ -186,15 +190,52 @@ Works = Mapping[Any, Work]  # by phase
 # --- what is derived --------------------------------------------------------------------------------------------------
 
 
-Row = dict[str, Any]  # of JSON
+class Lowered(Record):
+    """The part of a step that ran faster in the step than at its ceilings, and who recorded that."""
+
+    alone_ms: float
+    ms: float
+    source: str
+
+
+class Convolution(Record):
+    """The FLOPs of a shape in a step, its rate, and who recorded that."""
+
+    name: str
+    flops: float
+    rate: float
+    source: str
+
+
+class Group(Record):
+    """A part of a step's time beside its part of the floor."""
+
+    ms: float
+    floor_ms: float
+    of_distance: float | None = None
+
+
+class Family(Kernels):
+    """A family of kernels with its group and its shares of the step and of the distance to the floor."""
+
+    group: str
+    of_step: float
+    of_distance: float | None
+
+
+class Measured(Timed, kw_only=True):
+    """The timed step beside the floor: families are rows of `Family`."""
+
+    times_light: float
+    distance_ms: float
+    groups: dict[str, Group]
 
 
 class Roofline(Record, kw_only=True):
     """What `ladder report --json` prints beside the header; without a measured step the floor alone.
 
     A phase, and the amortized `step`, have FLOPs, bytes and ms by name; `light_ms` is the floor. `in_step` has the
-    parts that a traced step lowered, `convolutions` the shapes with their rates, `measured` the timed step with its
-    groups and families of kernels beside the floor. `recorded` are rates for later floors.
+    parts that a traced step lowered, `recorded` the rates for later floors.
     """
 
     ladder: str | None
@@ -205,18 +246,12 @@ class Roofline(Record, kw_only=True):
     ceilings: dict[str, Rate] = {}
     phases: dict[str, dict[str, float]] = {}
     step: dict[str, float] = {}
-    in_step: dict[str, Row] = {}
-    convolutions: list[Row] = []
-    measured: Row | None = None
+    in_step: dict[str, Lowered] = {}
+    convolutions: list[Convolution] = []
+    measured: Measured | None = None
     today: Today | None = None
     recorded: dict[str, float] | None = None
     floors_commit: str | None = None
-
-
-# --- facts ------------------------------------------------------------------------------------------------------------
-
-# FLOP/s that a BF16 channels_last convolution of 3x3 kernels reaches from a batch of 8 and 64 channels up, by machine.
-LEAST = {"nvidia-h200": {"forward": 340e12, "input gradient": 290e12, "weight gradient": 290e12}}
 
 
 @dataclass(frozen=True)
@@ -278,9 +313,8 @@ class Rates:
 
     def get_rate(self, key: str) -> Rate:
         if key not in self.known:
-            raise UserError(
-                f"no rate of {key!r} is recorded for {self.gpu}: run `ladder doctor --roofline` there"
-            )
+            why = f"no rate of {key!r} is recorded for {self.gpu}"
+            raise UserError(f"{why}: run `ladder doctor --roofline` there")
         return self.known[key]
 
     def get_ceiling(self, dtype: str) -> Rate:
@@ -319,22 +353,15 @@ def read_copies(path: Path, gpu: str) -> dict[str, float]:
         result = store.read(path)
     except UserError:
         return {}
-    is_tuning = (
-        isinstance(result, dict) and result.get("kind") in NAMES and locate_problem(Tuning, result) is None
-    )
-    if not is_tuning or make_slug(result["gpu"]) != gpu:
+    if not isinstance(result, dict) or result.get("kind") not in NAMES or locate_problem(Tuning, result):
         return {}
-    rates = [
-        run["bytes"] / run[key] * 1e6
-        for row in result["timed"]
-        for run in row["runs"]
-        for key in ("copy_microseconds", "driver_copy_microseconds")
-        if run.get("bytes") and run.get(key)
-    ]
-    return {COPY: max(rates)} if rates else {}
+    runs = [run for row in result["timed"] for run in row["runs"] if run.get("bytes")]
+    took = [(run["bytes"], run.get(f"{by}copy_microseconds")) for run in runs for by in ("", "driver_")]
+    rates = [size / us * 1e6 for size, us in took if us]
+    return {COPY: max(rates)} if rates and make_slug(result["gpu"]) == gpu else {}
 
 
-# --- work -------------------------------------------------------------------------------------------------------------
+# --- work, and the traced step ----------------------------------------------------------------------------------------
 
 
 def layout_of(recipe: Fields) -> str:
@@ -364,15 +391,11 @@ def sum_amounts(works: Works, workload: Fields) -> dict[str, float]:
     """
     amounts = dict.fromkeys(PARTS, 0.0)
     for op, flops in weigh_ops(works, workload).items():
-        if not op.is_pointwise:
-            amounts[op.kind] += flops
-            amounts[CONVOLUTIONS] += flops
+        for part in () if op.is_pointwise else (op.kind, CONVOLUTIONS):
+            amounts[part] += flops
     often = list_frequencies(workload)
     amounts[OTHERS] = sum(sum(works[phase].bytes.values()) * times for phase, times in often.items())
     return amounts
-
-
-# --- the traced step --------------------------------------------------------------------------------------------------
 
 
 def name_rate(part: str, amount: float, recipe: Fields) -> str:
@@ -381,13 +404,16 @@ def name_rate(part: str, amount: float, recipe: Fields) -> str:
     return f"step of {amount:.0f} {what}, {part}, {recipe['precision']} {layout_of(recipe)}"
 
 
+def group_of(row: Kernels) -> str:
+    return CONVOLUTIONS if kernel_families.is_convolution(row.family) else OTHERS
+
+
 def sum_parts(rows: Iterable[Kernels]) -> dict[str, float]:
     """Return each part's ms in a traced step, from its families of kernels. A kind's time is an upper limit."""
     took = dict.fromkeys(PARTS, 0.0)
     for row in rows:
-        took[CONVOLUTIONS if kernel_families.is_convolution(row.family) else OTHERS] += row.us / 1000
-        for kind, own in KINDS.items():
-            took[kind] += row.us / 1000 if row.family in (own, *UNCLEAR) else 0.0
+        for part in (group_of(row), *(kind for kind in KINDS if row.family in (KINDS[kind], *UNCLEAR))):
+            took[part] += row.us / 1000
     return took
 
 
@@ -400,38 +426,34 @@ def derive_step_rates(
     """
     took = sum_parts(rows)
     rates = {part: 1000 * amount / took[part] for part, amount in amounts.items() if amount and took[part]}
-    return {
-        name_rate(part, amounts[part], recipe): rate
-        for part, rate in rates.items()
-        if part == OTHERS or rate <= matmul
-    }
+    fitting = [part for part in rates if part == OTHERS or rates[part] <= matmul]
+    return {name_rate(part, amounts[part], recipe): rates[part] for part in fitting}
 
 
-def split_distance(timed: Timed, step: dict[str, float]) -> Row:
+def split_distance(timed: Timed, step: dict[str, float]) -> Measured:
     """Return the timed step, and where its time beyond the floor goes: by group, and by family of kernels.
 
     Each group has its part of the floor: convolutions theirs, other kernels the bytes and matmuls, and idle time
     none. 1x1 convolutions count as other kernels, as cuDNN's kernels for them are named as matmuls. Inside a group
     the floor is allotted to families in proportion to their time.
     """
-    gap = timed.step_ms - step["light_ms"]
-    took = sum_parts(timed.families)
-    groups: dict[str, Row] = {
-        CONVOLUTIONS: {"ms": took[CONVOLUTIONS], "floor_ms": step["convolutions_ms"] - step["pointwise_ms"]},
-        OTHERS: {"ms": took[OTHERS], "floor_ms": step["bytes_ms"] + step["matmul_ms"] + step["pointwise_ms"]},
-        IDLE: {"ms": max(0.0, timed.step_ms - timed.busy_ms), "floor_ms": 0.0},
+    gap, took = timed.step_ms - step["light_ms"], sum_parts(timed.families)
+    pairs = {
+        CONVOLUTIONS: (took[CONVOLUTIONS], step["convolutions_ms"] - step["pointwise_ms"]),
+        OTHERS: (took[OTHERS], step["bytes_ms"] + step["matmul_ms"] + step["pointwise_ms"]),
+        IDLE: (max(0.0, timed.step_ms - timed.busy_ms), 0.0),
     }
-    for each in groups.values():
-        each["of_distance"] = (each["ms"] - each["floor_ms"]) / gap if gap else None
-    families = []
+    families: list[Kernels] = []
     for row in timed.families:
-        group = CONVOLUTIONS if kernel_families.is_convolution(row.family) else OTHERS
-        ms, whole = row.us / 1000, groups[group]
-        beyond = ms * (1 - whole["floor_ms"] / whole["ms"]) if whole["ms"] else 0.0
-        shares = {"of_step": ms / timed.step_ms, "of_distance": beyond / gap if gap else None}
-        families.append({**msgspec.structs.asdict(row), "group": group, **shares})
-    times = {"times_light": timed.step_ms / step["light_ms"], "distance_ms": gap}
-    return {**msgspec.structs.asdict(timed), **times, "families": families, "groups": groups}
+        whole, floor = pairs[group_of(row)]
+        ms = row.us / 1000
+        beyond = ms * (1 - floor / whole) if whole else 0.0
+        of_distance = beyond / gap if gap else None
+        shares = group_of(row), ms / timed.step_ms, of_distance
+        families.append(Family(*(*msgspec.structs.astuple(row), *shares)))
+    groups = {name: Group(*pair, (pair[0] - pair[1]) / gap if gap else None) for name, pair in pairs.items()}
+    own = msgspec.structs.asdict(timed) | {"families": families, "groups": groups}
+    return Measured(**own, times_light=timed.step_ms / step["light_ms"], distance_ms=gap)
 
 
 # --- the floor --------------------------------------------------------------------------------------------------------
@@ -443,16 +465,27 @@ def derive_floor(base: Roofline, works: Works, workload: Fields, rates: Rates) -
     Raises:
         UserError: a rate that is needed is not on record.
     """
-    often = list_frequencies(workload)
-    times = {phase: _time_phase(works[phase], base.layout, rates) for phase in often}
+    often, amounts = list_frequencies(workload), sum_amounts(works, workload)
+    weights = dict(sorted(weigh_ops(works, workload).items(), key=lambda item: -item[1]))
+    seconds = {op: rates.time_convolution(op, base.layout) for op in weights}
+    times: dict[str, dict[str, float]] = {}  # ms of a run of each phase at the ceilings
+    flops: dict[str, int] = {}
+    for phase in often:
+        work, ms = works[phase], dict.fromkeys((*KINDS, *(f"1x1 {kind}" for kind in KINDS)), 0.0)
+        ops = [(parse_op(name), n) for name, n in work.convolutions.items()]
+        for op, n in ops:
+            ms[f"1x1 {op.kind}" if op.is_pointwise else op.kind] += 1000 * n * seconds[op][0]
+        ms["bytes"] = 1000 * rates.copy_seconds(sum(work.bytes.values()))
+        computed = work.matmul_flops / rates.get_ceiling("fp32").value
+        ms["matmul"] = 1000 * max(computed, rates.copy_seconds(work.matmul_bytes))
+        times[phase], flops[phase] = ms, sum(op.flops * n for op, n in ops)
     alone = {part: sum(times[phase][part] * n for phase, n in often.items()) for part in times["G_main"]}
-    factors = dict.fromkeys(alone, 1.0)  # of the times at the ceilings
-    amounts = sum_amounts(works, workload)
-    lowered: dict[str, Row] = {}
+    factors = dict.fromkeys(alone, 1.0)  # by which the traced step lowers these times
+    lowered: dict[str, Lowered] = {}
     for part in PARTS:
-        own = (
-            [part] if part in KINDS else [each for each in alone if (each in KINDS) == (part == CONVOLUTIONS)]
-        )
+        own = [part]
+        if part not in KINDS:
+            own = [each for each in alone if (each in KINDS) == (part == CONVOLUTIONS)]
         if rate := rates.known.get(name_rate(part, amounts[part], base.recipe)):
             before, after = (
                 sum(alone[each] * factors[each] for each in own),
@@ -460,60 +493,39 @@ def derive_floor(base: Roofline, works: Works, workload: Fields, rates: Rates) -
             )
             if after < before:
                 factors |= {each: factors[each] * after / before for each in own}
-                lowered[part] = {"alone_ms": before, "ms": after, "source": rate.source}
+                lowered[part] = Lowered(before, after, rate.source)
     peak = rates.get_ceiling(str(base.recipe["precision"])).value
-    phases = {phase: _derive_phase(works[phase], times[phase], factors, peak) for phase in often}
-    convolutions = []
-    for op, flops in sorted(weigh_ops(works, workload).items(), key=lambda item: -item[1]):
-        seconds, source = rates.time_convolution(op, base.layout)
-        rate_of_floor = {"rate": op.flops / seconds, "source": source}
-        convolutions.append({"name": op.key(base.layout), "flops": flops, **rate_of_floor})
+    phases: dict[str, dict[str, float]] = {}
+    for phase in often:
+        ms = {part: time * factors[part] for part, time in times[phase].items()}
+        kinds = {kind: ms[kind] + ms[f"1x1 {kind}"] for kind in KINDS}
+        moved = works[phase].bytes
+        phases[phase] = {
+            "flops": flops[phase],
+            **{f"{kind.replace(' ', '_')}_ms": value for kind, value in kinds.items()},
+            "convolutions_ms": sum(kinds.values()),
+            "pointwise_ms": sum(ms[f"1x1 {kind}"] for kind in KINDS),
+            **{f"{purpose.replace(' ', '_')}_bytes": value for purpose, value in moved.items()},
+            "bytes": sum(moved.values()),
+            "bytes_ms": ms["bytes"],
+            "matmul_ms": ms["matmul"],
+            "light_ms": sum(ms.values()),
+            "peak_ms": 1000 * flops[phase] / peak
+            + ms["bytes"]
+            + ms["matmul"],  # convolutions at the matmul rate
+        }
+    names = phases["G_main"]
     return msgspec.structs.replace(
         base,
         ceilings={key: rates.known[key] for key in CEILINGS if key in rates.known},
         phases=phases,
-        step={
-            key: sum(phases[each].get(key, 0.0) * n for each, n in often.items()) for key in phases["G_main"]
-        },
+        step={key: sum(phases[each].get(key, 0.0) * n for each, n in often.items()) for key in names},
         in_step=lowered,
-        convolutions=convolutions,
+        convolutions=[
+            Convolution(op.key(base.layout), weights[op], op.flops / took, source)
+            for op, (took, source) in seconds.items()
+        ],
     )
-
-
-def _time_phase(work: Work, layout: str, rates: Rates) -> dict[str, float]:
-    """Return ms of a phase at the ceilings: each kind of convolution, 1x1 convolutions, bytes and matmuls."""
-    times = dict.fromkeys((*KINDS, *(f"1x1 {kind}" for kind in KINDS)), 0.0)
-    for name, n in work.convolutions.items():
-        op = parse_op(name)
-        seconds, _ = rates.time_convolution(op, layout)
-        times[f"1x1 {op.kind}" if op.is_pointwise else op.kind] += 1000 * n * seconds
-    times["bytes"] = 1000 * rates.copy_seconds(sum(work.bytes.values()))
-    computed = work.matmul_flops / rates.get_ceiling("fp32").value
-    return times | {"matmul": 1000 * max(computed, rates.copy_seconds(work.matmul_bytes))}
-
-
-def _derive_phase(
-    work: Work, times: dict[str, float], factors: dict[str, float], peak: float
-) -> dict[str, float]:
-    """Return FLOPs, bytes and ms of a phase. ``peak_ms`` has convolutions at the matmul rate."""
-    ms = {part: time * factors[part] for part, time in times.items()}
-    flops = sum(parse_op(name).flops * n for name, n in work.convolutions.items())
-    kinds = {kind: ms[kind] + ms[f"1x1 {kind}"] for kind in KINDS}
-    return {
-        "flops": flops,
-        **{f"{kind.replace(' ', '_')}_ms": value for kind, value in kinds.items()},
-        "convolutions_ms": sum(kinds.values()),
-        "pointwise_ms": sum(ms[f"1x1 {kind}"] for kind in KINDS),
-        **{f"{what.replace(' ', '_')}_bytes": value for what, value in work.bytes.items()},
-        "bytes": sum(work.bytes.values()),
-        "bytes_ms": ms["bytes"],
-        "matmul_ms": ms["matmul"],
-        "light_ms": sum(ms.values()),
-        "peak_ms": 1000 * flops / peak + ms["bytes"] + ms["matmul"],
-    }
-
-
-# --- a file -----------------------------------------------------------------------------------------------------------
 
 
 def derive_roofline(file: File) -> Roofline:
@@ -536,15 +548,13 @@ def derive_roofline(file: File) -> Roofline:
     rates.add(traced, "today")
     floor = derive_floor(base, each.work, file.workload, rates)
     own = f"{'-'.join(map(make_slug, list_names(file)))}.json"  # later floors know what the file replaced
-    replaced = {key: rate.value for key, rate in each.recorded.items() if rate.source == own}
-    recorded = each.today.rates | traced
+    recorded = Counter(each.today.rates | traced)
+    recorded |= Counter({key: rate.value for key, rate in each.recorded.items() if rate.source == own})
     return msgspec.structs.replace(
         floor,
         measured=split_distance(each.step, floor.step),
         today=each.today,
-        recorded={
-            key: max(recorded.get(key, 0), replaced.get(key, 0)) for key in sorted({*recorded, *replaced})
-        },
+        recorded=dict(sorted(recorded.items())),
         floors_commit=each.floors_commit,
     )
 

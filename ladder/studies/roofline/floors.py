@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -36,9 +35,8 @@ from stylegan_lite.weights import HALVES
 
 aten = torch.ops.aten
 FORWARD, INPUT, WEIGHT = KINDS
-FULL = (
-    4  # bytes of a weight, moment or average in every recipe; a gradient has the size that convolutions read
-)
+# bytes of a weight, moment or average in every recipe; a gradient has the size that convolutions read
+FULL = 4
 MOMENT = 2 * FULL  # read and written
 AVERAGE = 3 * FULL  # reads the weight and the average, writes the average
 DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16"}
@@ -87,9 +85,7 @@ def _count_phase(phase: str, w: Workload, recipe: Recipe, G: Generator, D: Discr
             loss = losses.g_pl(G, inputs, *pl, w.style_mixing, amp)
         loss.backward()
     drawn = 0 if phase == "D_r1" else 2 * inputs.normal.nbytes  # written when drawn, read once
-    read = {"D_main": 2, "D_r1": 1}.get(
-        phase, 0
-    ) * real.nbytes  # D_main also writes the batch when it arrives
+    read = {"D_main": 2, "D_r1": 1}.get(phase, 0) * real.nbytes  # D_main also writes a batch that arrives
     half = recipe.precision in HALVES
     floor.bytes = {
         "images": floor.image_bytes(),
@@ -130,9 +126,7 @@ class Count(TorchDispatchMode):
         self.ops: Counter[Op] = Counter()
         self.matmul_flops = self.matmul_bytes = 0
         self.bytes: dict[str, int] = {}
-        self._images: dict[
-            int, tuple[set[str], Tensor]
-        ] = {}  # keeps images alive, so no address is used twice
+        self._images: dict[int, tuple[set[str], Tensor]] = {}  # kept alive, so that no address is used twice
 
     @property
     def flops(self) -> int:
@@ -144,28 +138,26 @@ class Count(TorchDispatchMode):
         op = func.overloadpacket
         if op is aten.convolution and args[8] == 1:
             x, weight, transposed = args[0], args[1], args[6]
-            kind, image = (INPUT, out) if transposed else (FORWARD, x)
-            self._add(kind, image, weight, args[3:5], [x], [out])
+            self._add(INPUT if transposed else FORWARD, out if transposed else x, weight, args[3:5], [x], out)
         elif op is aten.convolution_backward and args[9] == 1:
             g, x, weight, transposed, mask = args[0], args[1], args[2], args[7], args[10]
             image = g if transposed else x
             if mask[0]:
-                self._add(FORWARD if transposed else INPUT, image, weight, args[4:6], [g], [out[0]])
+                self._add(FORWARD if transposed else INPUT, image, weight, args[4:6], [g], out[0])
             if mask[1]:
-                self._add(WEIGHT, image, weight, args[4:6], [g, x], [])
+                self._add(WEIGHT, image, weight, args[4:6], [g, x], None)
         elif op in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm):
             self.matmul_flops += flop_registry[op](*args, **(kwargs or {}), out_val=out)
             self.matmul_bytes += sum(x.nbytes for x in (*args, out) if isinstance(x, Tensor))
         return out
 
-    def _add(self, kind: str, image: Tensor, weight: Tensor, how: Any, inputs: Any, outputs: Any) -> None:
+    def _add(self, kind: str, image: Tensor, weight: Tensor, how: Any, inputs: Any, output: Any) -> None:
         """Count a convolution of (stride, padding) ``how``, and the images that it reads and writes."""
         (stride, *_), (padding, *_) = how
-        self.ops[
-            Op(kind, tuple(image.shape), tuple(weight.shape), stride, padding, DTYPES[weight.dtype])
-        ] += 1
+        shapes = tuple(image.shape), tuple(weight.shape)
+        self.ops[Op(kind, *shapes, stride, padding, DTYPES[weight.dtype])] += 1
         if min(weight.shape[:2]) > NARROW:
-            for role, x in (*(("input", x) for x in inputs), *(("output", x) for x in outputs)):
+            for role, x in (*(("input", x) for x in inputs), *[("output", output)][: output is not None]):
                 self._images.setdefault(x.untyped_storage()._cdata, (set(), x))[0].add(role)
 
     def image_bytes(self) -> int:
@@ -191,23 +183,21 @@ class OrdinaryConvolutions(TorchFunctionMode):
 
 
 def _conv2d(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
-    return _convolve(x, weight, bias, (stride, padding, dilation, False, 0, groups))
+    return _convolve(x, weight, bias, stride, padding, dilation, False, 0, groups)
 
 
 def _conv_transpose2d(x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
-    return _convolve(x, weight, bias, (stride, padding, dilation, True, output_padding, groups))
+    return _convolve(x, weight, bias, stride, padding, dilation, True, output_padding, groups)
 
 
-def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple) -> Tensor:
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
     if torch.is_autocast_enabled(x.device.type):  # autocast would have acted on the replaced call
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
-    y = _Forward.apply(x, weight, (*map(_pair, how[:3]), how[3], _pair(how[4]), how[5]))
+    *sizes, transposed, extra, groups = how
+    pairs = [[size, size] if isinstance(size, int) else list(size) for size in (*sizes, extra)]
+    y = _Forward.apply(x, weight, (*pairs[:3], transposed, pairs[3], groups))
     return y if bias is None else y + bias.to(y.dtype).view(1, -1, 1, 1)
-
-
-def _pair(value: Any) -> list[int]:
-    return [value, value] if isinstance(value, int) else list(value)
 
 
 class _Forward(torch.autograd.Function):
@@ -224,8 +214,7 @@ class _Forward(torch.autograd.Function):
         # A backward pass that builds a graph is a penalty's. It differentiates by images or styles, never by weights;
         # a Python function is not told which.
         by_weight = ctx.needs_input_grad[1] and not torch.is_grad_enabled()
-        dw = _WeightGradient.apply(g, x, weight.detach(), ctx.how) if by_weight else None
-        return dx, dw, None
+        return dx, _differentiate(g, x, weight, ctx.how, 1) if by_weight else None, None
 
 
 class _InputGradient(torch.autograd.Function):
@@ -233,25 +222,19 @@ class _InputGradient(torch.autograd.Function):
     def forward(ctx, g, weight, x, how):
         ctx.save_for_backward(g, weight)
         ctx.how = how
-        return aten.convolution_backward(g, x, weight, None, *how, [True, False, False])[0]
+        return _differentiate(g, x, weight, how, 0)
 
     @staticmethod
     def backward(ctx, u):
         g, weight = ctx.saved_tensors
         dg = _Forward.apply(u, weight, ctx.how) if ctx.needs_input_grad[0] else None
-        dw = _WeightGradient.apply(g, u, weight.detach(), ctx.how) if ctx.needs_input_grad[1] else None
-        return dg, dw, None, None
+        return dg, _differentiate(g, u, weight, ctx.how, 1) if ctx.needs_input_grad[1] else None, None, None
 
 
-class _WeightGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, g, x, weight, how):
-        return aten.convolution_backward(g, x, weight, None, *how, [False, True, False])[1]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, u):
-        raise NotImplementedError("no phase differentiates a weight gradient")
+def _differentiate(g: Tensor, x: Tensor, weight: Tensor, how: Any, by: int) -> Tensor:
+    """Return the gradient of a convolution by its image (0) or its weight (1)."""
+    mask = [by == 0, by == 1, False]
+    return aten.convolution_backward(g, x, weight, None, *how, mask)[by]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,20 +32,17 @@ WINDOWS = 3
 BUDGET_S = 60.0  # for the whole measurement; ops not reached by then have no rate of today
 MOST_CALLS = 1024  # in one graph
 MOST_SETS = 64  # sets of rotating inputs
-COPY_BYTES = 2**30
-MATMUL = 8192
 CYCLES = 5  # timed cycles of a step; the median counts
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 FORWARD, INPUT, WEIGHT = KINDS
 
-Calls = list[Callable[[], Any]]
+Calls = Sequence[Callable[[], Any]]
 Timer = Callable[[Calls], float]  # returns the best seconds of one call
 
 
 def measure_rates(
     ops: dict[Op, float],
     layout: str,
-    *,
     device: str = "cuda",
     timer: Timer | None = None,
     budget_s: float = BUDGET_S,
@@ -58,29 +55,29 @@ def measure_rates(
     begin = time.perf_counter()
     rates: dict[str, float] = {}
     skipped: dict[str, str] = {}
-    jobs: dict[str, Callable[[Timer], float]] = {"copy": functools.partial(copy_rate, device=device)}
+    jobs: dict[str, Callable[[], float]] = {"copy": functools.partial(copy_rate, timer, device)}
     for name in ("bf16", "tf32", "fp32"):
-        jobs[f"matmul {name}"] = functools.partial(matmul_rate, name, device=device)
+        jobs[f"matmul {name}"] = functools.partial(matmul_rate, name, timer, device)
     for op in sorted(ops, key=lambda op: -ops[op]):
-        jobs[op.key(layout)] = functools.partial(convolution_rate, op, layout, device=device)
+        jobs[op.key(layout)] = functools.partial(convolution_rate, op, layout, timer, device)
     for name, job in jobs.items():
         if time.perf_counter() - begin > budget_s:
             skipped[name] = "no time left"
             continue
         try:
-            rates[name] = job(timer)
+            rates[name] = job()
         except (RuntimeError, NotImplementedError) as error:  # out of memory, or no algorithm for this shape
             skipped[name] = format_error(error)
     return Today(rates=rates, skipped=skipped, seconds=round(time.perf_counter() - begin, 1))
 
 
-def copy_rate(timer: Timer, device: str = "cuda", size: int = COPY_BYTES) -> float:
+def copy_rate(timer: Timer, device: str = "cuda") -> float:
     """Return bytes read and written a second, device to device: the fastest of whole and split copies (`WAYS`).
 
     The driver copies some sizes at two thirds of the rate of others. A copy of a GiB is cold: no cache holds its next
     bytes.
     """
-    size = size if device == "cuda" else 2**16
+    size = 2**30 if device == "cuda" else 2**16
     rates = []
     for way in (*WAYS, (WAYS[0][0], size)):
         calls = copies(2 * size, 1, device, way)
@@ -90,9 +87,9 @@ def copy_rate(timer: Timer, device: str = "cuda", size: int = COPY_BYTES) -> flo
     return max(rates)
 
 
-def matmul_rate(name: str, timer: Timer, device: str = "cuda", size: int = MATMUL) -> float:
+def matmul_rate(name: str, timer: Timer, device: str = "cuda") -> float:
     """Return FLOP/s of a large square matmul in "bf16", "tf32" or "fp32"."""
-    size = size if device == "cuda" else 16
+    size = 8192 if device == "cuda" else 16
     dtype = torch.bfloat16 if name == "bf16" else torch.float32
     pairs = [[torch.randn(size, size, device=device, dtype=dtype) for _ in range(2)] for _ in range(2)]
     with _set(torch.backends.cuda.matmul, "fp32_precision", "tf32" if name == "tf32" else "ieee"):
@@ -100,33 +97,32 @@ def matmul_rate(name: str, timer: Timer, device: str = "cuda", size: int = MATMU
 
 
 def convolution_rate(op: Op, layout: str, timer: Timer, device: str = "cuda") -> float:
-    """Return FLOP/s of a convolution with cuDNN's fastest algorithm, in PyTorch's default FP32 precision."""
-    calls = [_make_call(op, *tensors) for tensors in _make_inputs(op, layout, device)]
+    """Return FLOP/s of a convolution with cuDNN's fastest algorithm, in PyTorch's default FP32 precision.
+
+    Sets of inputs together larger than two L2 caches rotate.
+    """
+    cache = 2**16
+    if device == "cuda":
+        cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 2**26)
+    order = torch.channels_last if layout == "channels_last" else torch.contiguous_format
+    calls = []
+    for _ in range(min(MOST_SETS, max(2, math.ceil(2 * cache / op.bytes)))):
+        shapes = (op.image, op.weight, op.result)
+        tensors = [torch.randn(shape, device=device, dtype=DTYPES[op.dtype]) for shape in shapes]
+        calls.append(
+            functools.partial(convolve, op, *(each.contiguous(memory_format=order) for each in tensors))
+        )
     with _set(torch.backends.cudnn, "benchmark", True):
         return op.flops / timer(calls)
 
 
-def _make_inputs(op: Op, layout: str, device: str) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return sets of (image, weight, result side), together larger than two L2 caches."""
-    cache = 2**16
-    if device == "cuda":
-        cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 2**26)
-    sets = min(MOST_SETS, max(2, math.ceil(2 * cache / op.bytes)))
-    place = {"device": device, "dtype": DTYPES[op.dtype]}
-    order = torch.channels_last if layout == "channels_last" else torch.contiguous_format
-
-    def random(shape: tuple[int, ...]) -> Tensor:
-        return torch.randn(shape, **place).contiguous(memory_format=order)
-
-    return [(random(op.image), random(op.weight), random(op.result)) for _ in range(sets)]
-
-
-def _make_call(op: Op, image: Tensor, weight: Tensor, result: Tensor) -> Callable[[], Any]:
+def convolve(op: Op, image: Tensor, weight: Tensor, result: Tensor) -> Any:
+    """Return what a convolution of this kind computes: one tensor, or one of the gradients and None."""
     how = ([op.stride] * 2, [op.padding] * 2, [1, 1], False, [0, 0], 1)
     if op.kind == FORWARD:
-        return lambda: torch.ops.aten.convolution(image, weight, None, *how)
+        return torch.ops.aten.convolution(image, weight, None, *how)
     mask = [op.kind == INPUT, op.kind == WEIGHT, False]
-    return lambda: torch.ops.aten.convolution_backward(result, image, weight, None, *how, mask)
+    return torch.ops.aten.convolution_backward(result, image, weight, None, *how, mask)
 
 
 @contextlib.contextmanager
@@ -159,12 +155,12 @@ def graph_seconds(calls: Calls) -> float:
         graph.reset()
 
 
-def best_window(replay: Callable[[], Any], elapsed: Callable[[Callable[[], Any]], float]) -> float:
+def best_window(replay: Callable[[], Any], elapsed: Callable[[Callable[[], Any], int], float]) -> float:
     """Return the seconds of one replay. Windows grow until they are long enough."""
     replay()
     times, windows = 1, []
     while len(windows) < WINDOWS:
-        took = elapsed(functools.partial(_repeat, replay, times))
+        took = elapsed(replay, times)
         if took < WINDOW_S:  # also lets the clocks rise
             times = max(times + 1, math.ceil(1.1 * times * WINDOW_S / max(took, 1e-6)))
             continue
@@ -172,35 +168,23 @@ def best_window(replay: Callable[[], Any], elapsed: Callable[[Callable[[], Any]]
     return min(windows)
 
 
-def _repeat(call: Callable[[], Any], times: int) -> None:
-    for _ in range(times):
-        call()
-
-
-def _elapsed(run: Callable[[], Any]) -> float:
-    """Return the seconds between CUDA events on the current stream around ``run``."""
+def _elapsed(call: Callable[[], Any], times: int = 1) -> float:
+    """Return the seconds between CUDA events on the current stream around so many calls."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
-    run()
+    for _ in range(times):
+        call()
     end.record()
     end.synchronize()
     return start.elapsed_time(end) / 1000
 
 
-def time_runs(runs: Iterable[Callable[[], Any]], windows: int = 5, window_s: float = 0.02) -> list[float]:
-    """Return the median seconds of each of ``runs`` on the GPU, over ``windows`` windows of at least ``window_s``."""
-    medians = []
-    for run in runs:
-        run()
-        torch.cuda.synchronize()
-        once = max(_elapsed(run), 1e-6)
-        times = max(1, math.ceil(window_s / once))
-        took = sorted(_elapsed(functools.partial(_repeat, run, times)) / times for _ in range(windows))
-        medians.append(took[windows // 2])
-    return medians
-
-
-# --- the step ---------------------------------------------------------------------------------------------------------
+def time_run(run: Callable[[], Any], windows: int = 5, window_s: float = 0.02) -> float:
+    """Return the median seconds of a run on the GPU, over ``windows`` windows of at least ``window_s``."""
+    run()
+    torch.cuda.synchronize()
+    times = max(1, math.ceil(window_s / max(_elapsed(run), 1e-6)))
+    return sorted(_elapsed(run, times) / times for _ in range(windows))[windows // 2]
 
 
 def observe_step(workload: Fields, recipe: Fields) -> Timed:
@@ -209,23 +193,30 @@ def observe_step(workload: Fields, recipe: Fields) -> Timed:
     In a whole-step graph no phase has a time: alone it would run outside the graph, launch by launch. So phases are
     timed in a second step, which has a graph for each phase.
     """
+    walls: list[float] = []
+
+    def run_cycle() -> None:
+        begin = time.perf_counter()
+        step.cycle()
+        evidence.synchronize_device(step)
+        walls.append(time.perf_counter() - begin)
+
     with _prepare(workload, recipe) as step:
-        together = bool(step.together)
-        phases_ms = {} if together else time_phases(step, PHASES)
-        step_ms, wall_ms = time_step(step)
-        busy_ms, families = trace_cycle(step)
+        phases_ms = {} if step.together else time_phases(step)
+        seconds = time_run(run_cycle, windows=CYCLES, window_s=0.0)
+        events = traces.record_events(step.cycle)
         settings = step.settings()
     del step  # frees its weights and optimizers before the second step exists
-    if together:
+    if not phases_ms:
         torch.cuda.empty_cache()
         with _prepare(workload, recipe | {"whole_step_graph": False}) as step:
-            phases_ms = time_phases(step, PHASES)
+            phases_ms = time_phases(step)
     return Timed(
-        phases_ms=phases_ms,  # type: ignore[arg-type]
-        step_ms=step_ms,
-        wall_ms=wall_ms,
-        busy_ms=busy_ms,
-        families=families,
+        phases_ms=phases_ms,
+        step_ms=1000 * seconds / CYCLE_STEPS,
+        wall_ms=1000 * statistics.median(walls[-CYCLES:]) / CYCLE_STEPS,
+        busy_ms=traces.busy_ms(events),
+        families=[Kernels(**row) for row in kernel_families.derive_shares(events, CYCLE_STEPS)],
         settings=settings,
     )
 
@@ -243,28 +234,6 @@ def _prepare(workload: Fields, recipe: Fields) -> Iterator[Any]:
         torch.cuda.empty_cache()
 
 
-def time_phases(step: Any, phases: Sequence[str]) -> dict[str, float]:
+def time_phases(step: Any) -> dict[Any, float]:
     """Return the median of each phase alone, in ms."""
-    took = time_runs([functools.partial(step.run_phase, phase) for phase in phases])
-    return {name: 1000 * seconds for name, seconds in zip(phases, took, strict=True)}
-
-
-def time_step(step: Any) -> tuple[float, float]:
-    """Return the median ms of a step by events, and by the wall clock, which includes what the GPU does not see."""
-    walls: list[float] = []
-
-    def cycle() -> None:
-        begin = time.perf_counter()
-        step.cycle()
-        evidence.synchronize_device(step)
-        walls.append(time.perf_counter() - begin)
-
-    (median,) = time_runs([cycle], windows=CYCLES, window_s=0.0)
-    return 1000 * median / CYCLE_STEPS, 1000 * statistics.median(walls[-CYCLES:]) / CYCLE_STEPS
-
-
-def trace_cycle(step: Any) -> tuple[float, list[Kernels]]:
-    """Return the ms in which any kernel ran and the families of kernels, for one step of a profiled cycle."""
-    events = traces.record_events(step.cycle)
-    rows = kernel_families.derive_shares(events, CYCLE_STEPS)
-    return traces.busy_ms(events), [Kernels(**row) for row in rows]
+    return {phase: 1000 * time_run(functools.partial(step.run_phase, phase)) for phase in PHASES}

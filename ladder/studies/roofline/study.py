@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from ladder.core import git
-from ladder.core.errors import UserError
+from ladder.core.errors import UserError, format_error
 from ladder.core.job import Job
 from ladder.core.locks import device_lock
 from ladder.core.paths import ROOT
@@ -30,16 +30,10 @@ from ladder.show.table import Column, Table, render_text
 from ladder.studies import frame
 from ladder.studies.frame import RungCase, Session, Study
 from ladder.studies.roofline import derive
-from ladder.studies.roofline.derive import File, Observed, Options, Rates, Roofline
+from ladder.studies.roofline.derive import File, Observed, Options, Rate, Rates, Roofline
 
 OUT = ROOT / "results" / "roofline"
 MOST_FAMILIES = 24
-TITLES = {
-    derive.COPY: "copy, TB/s",
-    "matmul bf16": "matmul BF16, TFLOP/s",
-    "matmul tf32": "matmul TF32, TFLOP/s",
-    "matmul fp32": "matmul FP32, TFLOP/s",
-}
 UNSEEN_MS = 0.005  # shown as 0.00
 MOST_COPIED = 2e13  # bytes/s: more than twice what the fastest memory of a GPU reads and writes
 ROUNDED = 1.001  # a sum of parts may be larger than its whole by so much
@@ -78,51 +72,37 @@ class RooflineStudy(Study[Options, RungCase, Observed]):
         return derive.derive_roofline(file)
 
     def list_problems(self, file: File) -> Iterable[str]:
-        work, machine = file.workload or {}, write_whole(file.machine)
-        if len(file.cases) != 1:
-            yield "cases: not one rung"
-        if not all(isinstance(n := work.get(key), int) and n > 0 for key in ("pl_interval", "r1_interval")):
-            yield "workload: without the intervals of its lazy phases"
-        if not all(isinstance(case.recipe.get("precision"), str) for case in file.cases.values()):
-            yield "cases: a recipe without a precision"
-        least = plausible.floor_ms(machine, work)
-        peak = plausible.peak(machine) * 1e12 * plausible.BOOST
+        try:
+            self.derive(file)
+        except UserError as error:
+            yield str(error)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            yield f"no floor follows from its cases, workload and work ({format_error(error)})"
+        peak = plausible.peak(write_whole(file.machine)) * 1e12 * plausible.BOOST
         for key, each in file.observed.items():
-            if each.work is None or each.step is None or each.today is None:
+            if each.step is None or each.today is None:
                 if each.status == "ok":
                     yield f"{key}: ok without a measurement"
                 continue
-            if least and each.step.step_ms < least[0]:
+            if each.step.step_ms < frame.find_floor_ms(file):
                 yield "step_ms: faster than this GPU can compute"
             if each.step.busy_ms > ROUNDED * sum(row.us for row in each.step.families) / 1000:
                 yield "busy_ms: longer than all kernels"
-            for phase, amounts in each.work.items():
-                if not sum(amounts.bytes.values()):
-                    yield f"work.{phase}: it moves nothing"
-                for name in amounts.convolutions:
-                    if min(derive.parse_op(name).result) < 1:
-                        yield f"work.{phase}: {name} has no result"
             stored = [(name, rate.value) for name, rate in each.recorded.items()]
             for name, value in [*each.today.rates.items(), *stored]:
                 most = peak * (1 if name.startswith("matmul") else plausible.WINOGRAD)
-                if name.startswith("step of"):
-                    continue  # caches are no memory
-                if value > (MOST_COPIED if name == derive.COPY else most):
+                most = MOST_COPIED if name == derive.COPY else most
+                if value > most and not name.startswith("step of"):  # caches are no memory
                     yield f"{name}: {value:.3g} a second is more than this GPU can do"
-            try:
-                self.derive(file)
-            except UserError as error:
-                yield str(error)
 
     def list_cautions(self, file: File) -> list[str]:
         measured = self.derive(file).measured
-        groups = measured["groups"] if measured else {}
-        below = [name for name, each in groups.items() if each["ms"] < each["floor_ms"] * (1 - 1e-9)]
+        groups = measured.groups if measured else {}
+        below = [name for name, each in groups.items() if each.ms < each.floor_ms * (1 - 1e-9)]
         return [f"no floor: {name} took less" for name in below]
 
     def summarize(self, file: File) -> list[str]:
-        result, workload = self.derive(file), file.workload or {}
-        return [write_title(workload, result), " ".join(write_sentences(workload, result))]
+        return write_summary(file.workload or {}, self.derive(file))
 
     def list_tables(self, file: File) -> Iterable[Table]:
         return list_tables(self.derive(file))
@@ -171,13 +151,13 @@ def show_floor(options: Options, workload: str | None, gpu: str, as_json: bool) 
     layout, ladder = derive.layout_of(case.recipe), catalog.load_ladder(options.ladder).name
     base = Roofline(ladder=ladder, rung=rung, recipe=case.recipe, layout=layout, gpu=rates.gpu)
     work = floors.count_work(fields, str(case.recipe["precision"]), layout)
-    result, named = derive.derive_floor(base, work, fields, rates), {"name": name, **fields, "data": None}
+    result, trained = derive.derive_floor(base, work, fields, rates), {"name": name, **fields, "data": None}
     if as_json:
-        header = records.make_header("roofline", None, named) | {"complete": True}
+        header = records.make_header("roofline", None, trained) | {"complete": True}
         click.echo(json.dumps(header | write_whole(result), indent=1, allow_nan=False))
     else:
-        tables = map(render_text, list_tables(result))
-        click.echo("\n\n".join([write_title(named, result), *tables, *write_sentences(named, result)]))
+        title, sentences = write_summary(trained, result)
+        click.echo("\n\n".join([title, *map(render_text, list_tables(result)), sentences]))
 
 
 def count_again(path: Path, as_json: bool) -> None:
@@ -239,7 +219,7 @@ def plan_rung(
 def load_rates(gpu: str, folder: Path) -> Rates:
     """Return the rates of a GPU in a folder's results and in the tunings beside it."""
     rates = Rates(gpu)
-    for path, file in _read_files(folder, f"{gpu}-*.json"):
+    for path, file in _read_files(folder):
         if file.machine.name == gpu:
             rates.add(STUDY.derive(file).recorded or {}, path.name)
     for path in sorted((folder.parent / "kernels").glob("*-tuning.json")):
@@ -247,10 +227,10 @@ def load_rates(gpu: str, folder: Path) -> Rates:
     return rates
 
 
-def _read_files(folder: Path, pattern: str) -> list[tuple[Path, File]]:
+def _read_files(folder: Path) -> list[tuple[Path, File]]:
     """Return the readable rooflines of a folder."""
     files = []
-    for path in sorted(folder.glob(pattern)):
+    for path in sorted(folder.glob("*.json")):
         try:
             files.append((path, frame.read_file(STUDY, path)))
         except UserError:
@@ -260,7 +240,7 @@ def _read_files(folder: Path, pattern: str) -> list[tuple[Path, File]]:
 
 def list_gpus(folder: Path) -> list[str]:
     """Return the GPUs whose floor can be computed from recorded rates."""
-    return sorted({file.machine.name for _, file in _read_files(folder, "*.json")})
+    return sorted({file.machine.name for _, file in _read_files(folder)})
 
 
 def choose_rates(gpu: str, folder: Path) -> Rates:
@@ -272,7 +252,7 @@ def choose_rates(gpu: str, folder: Path) -> Rates:
     raise UserError(f"--gpu: no rates are recorded of {gpu!r}; there are: {', '.join(names)}")
 
 
-def _pick_higher(rates: Rates, today: derive.Today) -> dict[str, Any]:
+def _pick_higher(rates: Rates, today: derive.Today) -> dict[str, Rate]:
     """Return the rates on record above those of the day."""
     return {key: rate for key, rate in rates.known.items() if rate.value > today.rates.get(key, 0.0)}
 
@@ -280,46 +260,29 @@ def _pick_higher(rates: Rates, today: derive.Today) -> dict[str, Any]:
 # --- sentences and tables ---------------------------------------------------------------------------------------------
 
 
-def write_title(workload: Fields, result: Roofline) -> str:
-    size = f"{workload.get('resolution')}x{workload.get('resolution')}, batch {workload.get('batch')}"
-    rung = f"{result.rung} of ladder {result.ladder}" if result.ladder else result.rung
-    precision = str(result.recipe["precision"]).upper()
-    return (
-        f"Roofline of {workload['name']} ({size}), rung {rung}, {precision} {result.layout}, on {result.gpu}"
+def write_summary(workload: Fields, result: Roofline) -> list[str]:
+    """Return the title of the page, and what a reader needs beside the tables."""
+    side, light_ms = workload.get("resolution"), result.step.get("light_ms", 0.0)
+    title = (
+        f"Roofline of {workload['name']} ({side}x{side}, batch {workload.get('batch')}), rung {result.rung} of ladder"
+        f" {result.ladder}, {str(result.recipe['precision']).upper()} {result.layout}, on {result.gpu}"
     )
-
-
-def write_sentences(workload: Fields, result: Roofline) -> list[str]:
-    """Return what a reader needs beside the tables."""
-    lines = []
-    light_ms = result.step.get("light_ms")
     if (measured := result.measured) is None:
-        lines.append("Nothing was measured: floors from recorded rates.")
-    else:
-        step_ms, times, gap = (measured[key] for key in ("step_ms", "times_light", "distance_ms"))
-        lines.append(
-            f"A step of {result.rung} on {workload['name']} takes {step_ms:.2f} ms, {times:.2f} times the floor"
-            f" ({light_ms:.2f} ms); {gap:.2f} ms lie between."
+        return [title, "Nothing was measured: floors from recorded rates."]
+    text = (
+        f"A step of {result.rung} on {workload['name']} takes {measured.step_ms:.2f} ms, {measured.times_light:.2f}"
+        f" times the floor ({light_ms:.2f} ms); {measured.distance_ms:.2f} ms lie between."
+    )
+    if known := derive.find_frozen(result.gpu, workload):
+        scores = [
+            derive.derive_score(measured.step_ms, known.base_ms, ms) for ms in (known.floor_ms, light_ms)
+        ]
+        frozen, today = ("none" if score is None else f"{score:.3f}" for score in scores)
+        text += (
+            f" Speed-of-light score: {frozen} by the floor of {known.floor_ms:.2f} ms frozen on {known.since} and a"
+            f" base of {known.base_ms:.2f} ms; {today} by today's floor."
         )
-        if known := derive.find_frozen(result.gpu, workload):
-            floors = known.floor_ms, light_ms
-            scores = [derive.derive_score(step_ms, known.base_ms, floor) for floor in floors]
-            frozen, today = ("none" if score is None else f"{score:.3f}" for score in scores)
-            lines.append(
-                f"Speed-of-light score: {frozen} by the floor of {known.floor_ms:.2f} ms frozen on {known.since} and a"
-                f" base of {known.base_ms:.2f} ms; {today} by today's floor."
-            )
-        if result.today and (skipped := result.today.skipped):
-            lines.append(f"Not measured today: {len(skipped)} shapes ({next(iter(skipped.values()))}).")
-        if result.floors_commit:
-            lines.append(f"Floors as commit {result.floors_commit[:10]} computes them.")
-    total = sum(row["flops"] for row in result.convolutions)
-    if unknown := sum_unmeasured(result.convolutions):
-        lines.append(
-            f"{unknown / total:.0%} of the convolutions' FLOPs are of shapes without a measurement: they take the"
-            " highest rate of their kind, so the floor can be too low, not too high."
-        )
-    return lines
+    return [title, text]
 
 
 def list_tables(result: Roofline) -> list[Table]:
@@ -327,74 +290,59 @@ def list_tables(result: Roofline) -> list[Table]:
     if not result.phases:
         return []
     measured, distance = result.measured, Column("of the distance", "share")
-    took: dict[str, float] = {}
-    if measured:
-        took = {**measured["phases_ms"], "step": measured["step_ms"]}  # type: ignore[dict-item]
-    keys = {
-        "convolutions": "convolutions_ms",
-        "bytes": "bytes_ms",
-        "matmuls": "matmul_ms",
-        "light": "light_ms",
-    }
-    phases = [Column("phase"), Column("TFLOP", "amount", 3)]
-    phases += [Column(f"{key} ms", "ms", 0 if key == "light" else 2) for key in keys]
-    phases += [Column("at matmul rate ms", "ms", 3), Column("measured ms", "ms"), Column("x light", "factor")]
-    rows: list[list[Any]] = []
+    ended: dict[str, float] = {**measured.phases_ms, "step": measured.step_ms} if measured else {}  # type: ignore[dict-item]
+    keys = ("convolutions_ms", "bytes_ms", "matmul_ms", "light_ms", "peak_ms")
+    phases: list[list[Any]] = []
     for name, each in {**result.phases, "step": result.step}.items():
-        ms = took.get(name)
-        limits = [each[key] for key in (*keys.values(), "peak_ms")]
-        rows.append([name, each["flops"] / 1e12, *limits, ms, ms and ms / each["light_ms"]])
-    tables = [_list_ceilings(result), Table(phases, rows).drop_empty()]
-    rows = [
+        ms = ended.get(name)
+        phases.append(
+            [name, each["flops"] / 1e12, *(each[key] for key in keys), ms, ms and ms / each["light_ms"]]
+        )
+    moved = [
         [name.removesuffix("_bytes").replace("_", " ") if "_" in name else "all", value / 1e6]
         for name, value in result.step.items()
         if name.endswith("bytes")
     ]
-    tables.append(Table([Column("bytes for"), Column("MB a step", "count")], rows))
+    tables = [
+        _list_ceilings(result),
+        Table(
+            [
+                Column("phase"), Column("TFLOP", "amount", 3), Column("convolutions ms", "ms", 2),
+                Column("bytes ms", "ms", 2), Column("matmuls ms", "ms", 2), Column("light ms", "ms"),
+                Column("at matmul rate ms", "ms", 3), Column("measured ms", "ms"), Column("x light", "factor"),
+            ],
+            phases,
+        ).drop_empty(),
+        Table([Column("bytes for"), Column("MB a step", "count")], moved),
+    ]  # fmt: skip
     if measured is None:
         return tables
-    columns = [Column("a step's time"), Column("ms", "ms"), Column("floor ms", "ms"), distance]
-    keys_of = ("ms", "floor_ms", "of_distance")
-    rows = [[name, *(each[key] for key in keys_of)] for name, each in measured["groups"].items()]
-    took_both = sum(measured["groups"][name]["ms"] for name in (derive.CONVOLUTIONS, derive.OTHERS))
-    if (
-        twice := took_both - measured["busy_ms"]
-    ) > UNSEEN_MS:  # on parallel streams: each instant counts once
-        gap = measured["distance_ms"]
-        rows.append([OVERLAP, -twice, 0.0, -twice / gap if gap else None])
-    tables.append(Table(columns, rows))
-    columns = [Column("kernels"), Column("us a step", "count"), Column("kernels a step", "count", 1)]
-    columns += [Column("of the step", "share"), distance, Column("heaviest", priority=2)]
-    rows = [
-        [row[key] for key in ("family", "us", "kernels", "of_step", "of_distance", "heaviest")]
-        for row in measured["families"][:MOST_FAMILIES]
-    ]
-    return [*tables, Table(columns, rows)]
+    rows: list[list[Any]] = [[name, *msgspec.structs.astuple(each)] for name, each in measured.groups.items()]
+    twice = rows[0][1] + rows[1][1] - measured.busy_ms
+    if twice > UNSEEN_MS:  # on parallel streams: each instant counts once
+        rows.append([OVERLAP, -twice, 0.0, -twice / measured.distance_ms if measured.distance_ms else None])
+    kernels = [Column("kernels"), Column("us a step", "count"), Column("kernels a step", "count", 1)]
+    kernels += [Column("of the step", "share"), distance, Column("heaviest", priority=2)]
+    fields = ("family", "us", "kernels", "of_step", "of_distance", "heaviest")
+    families = [[getattr(row, field) for field in fields] for row in measured.families[:MOST_FAMILIES]]
+    groups = [Column("a step's time"), Column("ms", "ms"), Column("floor ms", "ms"), distance]
+    return [*tables, Table(groups, rows), Table(kernels, families)]
 
 
 def _list_ceilings(result: Roofline) -> Table:
-    """Return the highest rates and today's. Convolutions show their unweighted range over shapes."""
+    """Return the highest rates and today's in 1e12 a second; those of convolutions are weighted by their FLOPs."""
     today = result.today.rates if result.today else {}
-    tera = {key: value / 1e12 for key, value in today.items()}
-    columns = [Column("ceiling"), Column("highest", "amount"), Column("recorded by", priority=2)]
-    rows = [
-        [TITLES[key], rate.value / 1e12, rate.source, tera.get(key)] for key, rate in result.ceilings.items()
+    rows: list[list[Any]] = [
+        [name, rate.value / 1e12, rate.source, today.get(name, 0) / 1e12 or None]
+        for name, rate in result.ceilings.items()
     ]
     for kind in derive.KINDS:
-        own = [row for row in result.convolutions if row["name"].startswith(f"{kind}, ")]
-        total = sum(row["flops"] for row in own)
-        heavy = [row for row in own if row["flops"] >= 0.01 * total]
-        if heavy:
-            share = 1 - sum_unmeasured(own) / total
-            highest = [row["rate"] / 1e12 for row in heavy]
-            now = [tera[row["name"]] for row in heavy if row["name"] in tera]
-            spans = [f"{min(rates):.0f} to {max(rates):.0f}" if rates else None for rates in (highest, now)]
-            rows.append(
-                [f"convolution {kind}, TFLOP/s", spans[0], f"{share:.0%} of the FLOPs measured", spans[1]]
-            )
-    return Table([*columns, Column("today", "amount", 1)], rows)
-
-
-def sum_unmeasured(convolutions: list[derive.Row]) -> float:
-    """Return the FLOPs of the shapes that were not measured."""
-    return sum(row["flops"] for row in convolutions if row["source"].startswith("not measured"))
+        own = [row for row in result.convolutions if row.name.startswith(f"{kind}, ")]
+        known = [row for row in own if not row.source.startswith("not measured")]
+        total = sum(row.flops for row in own)
+        seconds = sum(row.flops / row.rate for row in own)
+        measured = f"{sum(row.flops for row in known) / total:.0%} of the FLOPs measured"
+        rows.append([f"convolutions, {kind}", total / seconds / 1e12, measured, None])
+    columns = [Column("ceiling"), Column("TFLOP/s, TB/s", "amount"), Column("recorded by", priority=2)]
+    note = "a shape that was not measured has the highest rate of its kind: the floor can be too low, not too high"
+    return Table([*columns, Column("today", "amount", 1)], rows, notes=[note])

@@ -8,14 +8,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-import stylegan_lite
 from ladder.cli import main as cli
 from ladder.core import git
 from ladder.core.errors import UserError
 from ladder.machine import system
 from ladder.plan import needs as needss
 from ladder.plan.catalog import load_workload
-from ladder.receipts import evidence, kernel_families
+from ladder.receipts import kernel_families
 from ladder.studies import frame
 from ladder.studies.roofline import derive, floors, measure, study
 from ladder.studies.roofline.floors import PHASES
@@ -109,37 +108,6 @@ def test_it_shows_and_writes_ceilings_phases_and_families(gpu, workload, tmp_pat
     assert file.cases["bf16"].recipe["precision"] == "bf16" and file.workload["data"] is None
 
 
-class Step:
-    """A step as far as `observe` asks."""
-
-    def __init__(self, recipe, log):
-        self.together, self.log = [("G_main",)] if recipe["whole_step_graph"] else [], log
-        self.name = "whole" if self.together else "apart"
-
-    def __getattr__(self, name):
-        return lambda *args: self.log.append((self.name, name, *args)) or {}
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_each_phase_is_timed_whether_or_not_the_step_is_one_graph(monkeypatch, whole):
-    log = []
-    monkeypatch.setattr(stylegan_lite, "make_step", lambda fields, recipe, device: Step(recipe, log))
-    monkeypatch.setattr(measure, "trace_cycle", lambda it: (1.0, [derive.Kernels(it.name, 1.0, 1.0, "k")]))
-    monkeypatch.setattr(evidence, "synchronize_device", lambda step: None)
-    monkeypatch.setattr(measure, "time_runs", lambda runs, **how: [each() or 0.001 for each in runs])
-    seen = measure.observe_step(SMALL, {"whole_step_graph": whole})
-    assert seen.phases_ms == dict.fromkeys(PHASES, 1.0)
-    assert [row.family for row in seen.families] == [log[0][0]] == ["whole" if whole else "apart"], (
-        "the step asked for is the one measured"
-    )
-    alone = [(name, *args) for name, call, *args in log if call == "run_phase"]
-    assert alone == [("apart", phase) for phase in PHASES]
-    closed = [name for name, call, *_ in log if call == "close"]
-    assert closed == (["whole", "apart"] if whole else ["apart"])
-    if whole:
-        assert log.index(("whole", "close")) < log.index(("apart", "prepare")), "both in memory at once"
-
-
 def test_a_bad_day_does_not_raise_the_floor_and_a_good_one_lowers_it(gpu, workload, tmp_path):
     def floor(rung="bf16"):
         return study.STUDY.derive(run_measurement(workload, tmp_path, rung)[1]).step["light_ms"]
@@ -157,42 +125,37 @@ def test_a_bad_day_does_not_raise_the_floor_and_a_good_one_lowers_it(gpu, worklo
 def test_the_groups_and_the_families_add_up_to_the_distance(gpu, workload, tmp_path):
     result = study.STUDY.derive(run_measurement(workload, tmp_path)[1])
     measured, light_ms = result.measured, result.step["light_ms"]
-    groups, rows = measured["groups"], {row["family"]: row for row in measured["families"]}
-    assert measured["distance_ms"] == pytest.approx(5.0 - light_ms)
-    assert groups["convolutions"]["ms"] == pytest.approx(3.0)
-    assert groups["nothing runs"]["ms"] == pytest.approx(1.0)
-    assert sum(group["of_distance"] for group in groups.values()) == pytest.approx(1)
-    assert sum(group["floor_ms"] for group in groups.values()) == pytest.approx(light_ms)
-    idle = groups["nothing runs"]["of_distance"]
-    assert sum(row["of_distance"] for row in rows.values()) + idle == pytest.approx(1)
-    assert rows[kernel_families.SGEMM]["us"] == pytest.approx(1000)
-    assert rows[kernel_families.FORWARD]["of_step"] == pytest.approx(0.4)
-
-
-def test_what_ran_beside_another_kernel_is_taken_off_once(gpu, workload, tmp_path):
-    """Two streams: kernels of 4 ms ran in 3 ms, so 1 ms of the groups is there twice."""
-    result = study.STUDY.derive(run_measurement(workload, tmp_path)[1])
-    for busy_ms, overlap in ((4.0, []), (3.0, [["overlap of kernels", -1.0, 0.0]])):
-        both = result.measured | {"busy_ms": busy_ms}
-        *_, groups, _ = study.list_tables(msgspec.structs.replace(result, measured=both))
-        assert [row[:3] for row in groups.rows[3:]] == overlap
+    groups, rows = measured.groups, {row.family: row for row in measured.families}
+    assert measured.distance_ms == pytest.approx(5.0 - light_ms)
+    assert groups["convolutions"].ms == pytest.approx(3.0)
+    assert groups["nothing runs"].ms == pytest.approx(1.0)
+    assert sum(group.of_distance for group in groups.values()) == pytest.approx(1)
+    assert sum(group.floor_ms for group in groups.values()) == pytest.approx(light_ms)
+    idle = groups["nothing runs"].of_distance
+    assert sum(row.of_distance for row in rows.values()) + idle == pytest.approx(1)
+    assert rows[kernel_families.SGEMM].us == pytest.approx(1000)
+    assert rows[kernel_families.FORWARD].of_step == pytest.approx(0.4)
+    for busy_ms, overlap in ((4.0, []), (3.0, [["overlap of kernels", -1.0, 0.0]])):  # two streams in 3 ms
+        both = msgspec.structs.replace(measured, busy_ms=busy_ms)
+        *_, table, _ = study.list_tables(msgspec.structs.replace(result, measured=both))
+        assert [row[:3] for row in table.rows[3:]] == overlap
 
 
 def test_what_ran_faster_in_the_step_than_its_floor_lowers_the_floor(gpu, workload, tmp_path):
     gpu["rate"] = 1e3  # what the ceilings say of the convolutions that no fact covers: far too slow
     path, file = run_measurement(workload, tmp_path)
     result = study.STUDY.derive(file)
-    floor, low, groups = result.step, result.in_step, result.measured["groups"]
-    assert groups["convolutions"]["ms"] == pytest.approx(3.0) and not study.STUDY.list_cautions(file)
-    assert low["forward"]["ms"] == pytest.approx(3.0) and low["forward"]["alone_ms"] > 3.0
-    assert low["convolutions"]["ms"] == pytest.approx(3.0), "each kind takes all the time that is unclear"
+    floor, low, groups = result.step, result.in_step, result.measured.groups
+    assert groups["convolutions"].ms == pytest.approx(3.0) and not study.STUDY.list_cautions(file)
+    assert low["forward"].ms == pytest.approx(3.0) and low["forward"].alone_ms > 3.0
+    assert low["convolutions"].ms == pytest.approx(3.0), "each kind takes all the time that is unclear"
     assert floor["convolutions_ms"] - floor["pointwise_ms"] == pytest.approx(3.0)
     intervals = zip(PHASES, (1, 1, 1 / 4, 1 / 16), strict=True)
     assert floor["light_ms"] == pytest.approx(sum(result.phases[p]["light_ms"] * n for p, n in intervals))
     gpu["step_us"] = 10000  # a slower day, or rung: the rate stays
     again = study.STUDY.derive(run_measurement(workload, tmp_path)[1])
     assert again.step["light_ms"] == pytest.approx(floor["light_ms"])
-    assert again.in_step["forward"]["source"] == path.name
+    assert again.in_step["forward"].source == path.name
 
 
 def test_no_rate_of_a_traced_step_is_above_that_of_matmuls():
@@ -212,7 +175,7 @@ def test_no_rate_of_a_traced_step_is_above_that_of_matmuls():
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
 def test_nothing_on_record_took_less_than_its_floor(path):
     file = frame.read_file(study.STUDY, path)
-    assert study.STUDY.derive(file).measured["groups"] and not study.STUDY.list_cautions(file)
+    assert study.STUDY.derive(file).measured.groups and not study.STUDY.list_cautions(file)
 
 
 def test_floors_of_an_earlier_result_are_computed_again(gpu, workload, tmp_path):
@@ -231,7 +194,6 @@ def test_floors_of_an_earlier_result_are_computed_again(gpu, workload, tmp_path)
     assert again.observed["bf16"].floors_commit == git.commit_of(study.ROOT)[0]
     assert again.started == file.started and again.observed["bf16"].step == file.observed["bf16"].step
     assert study.STUDY.derive(again).step["light_ms"] == pytest.approx(light_ms)
-    assert "Floors as commit" in old.with_suffix(".md").read_text()
     gpu["rate"] = 1e9
     _, file = run_measurement(workload, tmp_path)
     assert study.STUDY.derive(file).step["light_ms"] == pytest.approx(light_ms), "old names are read"
@@ -324,9 +286,9 @@ WIDE |= {"resolution": 256, "channel_base": 16384, "channel_max": 512, "batch": 
         ("workload", WIDE, "faster than this GPU can compute"),
         (EACH + "step/busy_ms", 100.0, "busy_ms: longer than all kernels"),
         (EACH + "today/rates/copy", None, "no rate of 'copy' is recorded"),
-        (EACH + "work/D_r1/bytes", {}, "work.D_r1: it moves nothing"),
         (EACH + "work/D_r1/convolutions", {FORWARD.format(0): 1}, "has no result"),
-        ("workload/pl_interval", None, "without the intervals"),
+        ("workload/pl_interval", None, "no floor follows"),
+        ("cases/second", {"recipe": {}}, "no floor follows"),
         (EACH + "step", None, "ok without a measurement"),
     ],
 )
@@ -345,11 +307,8 @@ def test_the_score_is_one_at_the_floor_and_a_half_at_the_base():
     assert derive.derive_score(8.0, 24.0, 8.0) == 1.0 and derive.derive_score(24.0, 24.0, 8.0) == 0.5
     assert derive.derive_score(12.0, 24.0, 8.0) == pytest.approx(1 / (1 + 4 / 16))
     assert derive.derive_score(1e9, 24.0, 8.0) < 1e-6
-
-
-@pytest.mark.parametrize("times", [(7.9, 24.0, 8.0), (9.0, 8.0, 8.0), (9.0, 7.0, 8.0), (9.0, 24.0, None)])
-def test_a_step_below_the_floor_or_a_base_that_is_none_has_no_score(times):
-    assert derive.derive_score(*times) is None
+    for below in ((7.9, 24.0, 8.0), (9.0, 8.0, 8.0), (9.0, 7.0, 8.0), (9.0, 24.0, None)):
+        assert derive.derive_score(*below) is None
 
 
 def test_the_h200_has_frozen_times_for_article_alone():
@@ -363,9 +322,8 @@ def test_the_h200_has_frozen_times_for_article_alone():
 @pytest.mark.gpu
 def test_a_step_on_a_gpu_is_timed_and_traced():
     options = study.Options(rung="cuda_graphs", ladder="article")
-    (case,) = study.plan_rung(
-        options, "small", SMALL | {"norm": "demod"}, dict.fromkeys(needss.NEEDS)
-    ).values()
-    seen = measure.observe_step(SMALL, case.recipe)
-    assert seen.families and 0 < seen.busy_ms <= 1.1 * seen.step_ms
-    assert all(ms > 0 for ms in seen.phases_ms.values())
+    workload = SMALL | {"norm": "demod"}
+    (case,) = study.plan_rung(options, "small", workload, dict.fromkeys(needss.NEEDS)).values()
+    timed = measure.observe_step(workload, case.recipe)
+    assert timed.families and 0 < timed.busy_ms <= 1.1 * timed.step_ms
+    assert all(ms > 0 for ms in timed.phases_ms.values())

@@ -5,74 +5,53 @@ import math
 import pytest
 import torch
 
-from ladder.studies.roofline import derive, measure
+import stylegan_lite
+from ladder.receipts import evidence, traces
+from ladder.studies.roofline import derive, floors, measure
 from ladder.studies.roofline.derive import Op
+from tests.support.small import SMALL
 
 KINDS = tuple(derive.KINDS)
-SHAPE = ((2, 4, 9, 9), (6, 4, 3, 3), 2, 1, "fp32")
-OPS = {kind: Op(kind, *SHAPE) for kind in KINDS}
+OPS = {kind: Op(kind, (2, 4, 9, 9), (6, 4, 3, 3), 2, 1, "fp32") for kind in KINDS}
 WEIGHTS = {op: 10.0 - k for k, op in enumerate(OPS.values())}
+
+
+class Timer:
+    """A clock that runs every call once and notes the results and the settings of the moment."""
+
+    def __init__(self, seconds=0.5):
+        self.seconds, self.results, self.settings = seconds, [], []
+
+    def __call__(self, calls):
+        self.results.append([call() for call in calls])
+        backends = torch.backends
+        self.settings.append((backends.cudnn.benchmark, backends.cuda.matmul.fp32_precision))
+        return self.seconds
 
 
 @pytest.mark.parametrize("layout", ["nchw", "channels_last"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_computes_its_own_tensor(kind, layout):
-    op = OPS[kind]
-    outputs = []
-
-    def timer(calls):
-        outputs.extend(call() for call in calls)
-        return 0.5
-
+def test_each_kind_computes_its_own_tensor_from_rotating_random_inputs(kind, layout):
+    op, timer, before = OPS[kind], Timer(), torch.backends.cudnn.benchmark
     assert measure.convolution_rate(op, layout, timer, "cpu") == op.flops / 0.5
-    found = outputs[0] if kind == KINDS[0] else next(x for x in outputs[0] if x is not None)
-    assert found.shape == {KINDS[0]: op.result, KINDS[1]: op.image, KINDS[2]: op.weight}[kind]
-    if kind != KINDS[0]:
-        assert sum(x is not None for x in outputs[0]) == 1, "one gradient is timed, not two"
-
-
-def test_inputs_rotate_and_are_random():
-    sets = measure._make_inputs(OPS[KINDS[0]], "channels_last", "cpu")
-    assert len(sets) >= 2 and not torch.equal(sets[0][0], sets[1][0])
-    assert all(x.std() > 0.5 for tensors in sets for x in tensors)
-    assert all(x.is_contiguous(memory_format=torch.channels_last) for tensors in sets for x in tensors)
-    assert sum(x.nbytes for tensors in sets for x in tensors) >= 2**17  # two of the caches assumed here
-
-
-def test_cudnn_may_choose_while_a_convolution_is_timed_and_not_after():
-    seen = []
-
-    def timer(calls):
-        seen.append(torch.backends.cudnn.benchmark)
-        return 1.0
-
-    before = torch.backends.cudnn.benchmark
-    measure.convolution_rate(OPS[KINDS[0]], "nchw", timer, "cpu")
-    assert seen == [True] and torch.backends.cudnn.benchmark is before is False
+    (results,) = timer.results
+    computed = [
+        [x for x in (each if isinstance(each, tuple) else (each,)) if x is not None] for each in results
+    ]
+    assert {len(each) for each in computed} == {1}, "one gradient is timed, not two"
+    assert computed[0][0].shape == {KINDS[0]: op.result, KINDS[1]: op.image, KINDS[2]: op.weight}[kind]
+    assert len(results) >= 2 and len(results) * op.bytes >= 2**17  # two of the caches assumed on a CPU
+    assert not torch.equal(computed[0][0], computed[1][0]) and computed[0][0].std() > 0.5
+    assert timer.settings[0][0] is True and torch.backends.cudnn.benchmark is before is False
 
 
 def test_matmuls_run_in_the_precision_that_they_are_named_for():
-    seen = []
-
-    def timer(calls):
-        seen.append((calls[0]().dtype, torch.backends.cuda.matmul.fp32_precision))
-        return 1.0
-
-    before = torch.backends.cuda.matmul.fp32_precision
-    found = [measure.matmul_rate(name, timer, "cpu") for name in ("bf16", "tf32", "fp32")]
-    assert [dtype for dtype, _ in seen] == [torch.bfloat16, torch.float32, torch.float32]
-    assert [precision for _, precision in seen][1:] == ["tf32", "ieee"]
-    assert torch.backends.cuda.matmul.fp32_precision == before and found == [2 * 16**3] * 3
-
-
-def test_a_copy_counts_bytes_read_and_written():
-    copied = []
-
-    def timer(calls):
-        copied.append(sum(target.nbytes for call in calls for target in call()))
-        return 0.25
-
-    assert measure.copy_rate(timer, "cpu") == 2 * max(copied) / 0.25 and min(copied) >= 2**16
+    timer, before = Timer(1.0), torch.backends.cuda.matmul.fp32_precision
+    rates = [measure.matmul_rate(name, timer, "cpu") for name in ("bf16", "tf32", "fp32")]
+    dtypes = [results[0].dtype for results in timer.results]
+    assert dtypes == [torch.bfloat16, torch.float32, torch.float32]
+    assert [precision for _, precision in timer.settings][1:] == ["tf32", "ieee"]
+    assert torch.backends.cuda.matmul.fp32_precision == before and rates == [2 * 16**3] * 3
 
 
 def test_the_fastest_way_to_copy_is_the_ceiling(monkeypatch):
@@ -88,50 +67,79 @@ def test_the_fastest_way_to_copy_is_the_ceiling(monkeypatch):
     assert measure.copy_rate(timer, "cpu") == 2 * 2**16 / 0.25 and pieces == [4, 2, 1]
 
 
-def test_everything_is_measured_and_a_failure_costs_one_rate():
+def test_a_failure_costs_one_rate():
     def timer(calls):
         if len(calls) > 2:  # the convolutions, small as they are
             raise RuntimeError("GET was unable to find an engine to execute this computation")
         return 1.0
 
-    found = measure.measure_rates(WEIGHTS, "nchw", device="cpu", timer=timer)
-    assert set(found.rates) == {"copy", "matmul bf16", "matmul tf32", "matmul fp32"}
-    assert set(found.skipped) == {op.key("nchw") for op in WEIGHTS}
-    assert "unable to find an engine" in found.skipped[OPS[KINDS[0]].key("nchw")]
+    today = measure.measure_rates(WEIGHTS, "nchw", "cpu", timer)
+    assert set(today.rates) == {"copy", "matmul bf16", "matmul tf32", "matmul fp32"}
+    assert set(today.skipped) == {op.key("nchw") for op in WEIGHTS}
+    assert "unable to find an engine" in today.skipped[OPS[KINDS[0]].key("nchw")]
 
 
 def test_when_time_is_up_the_lightest_are_left_out(monkeypatch):
     clock = iter(range(1000))
     monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
-    found = measure.measure_rates(WEIGHTS, "nchw", device="cpu", timer=lambda calls: 1.0, budget_s=5.5)
-    assert OPS[KINDS[0]].key("nchw") in found.rates and len(found.rates) == 5
-    assert found.skipped == {OPS[kind].key("nchw"): "no time left" for kind in KINDS[1:]}
+    today = measure.measure_rates(WEIGHTS, "nchw", "cpu", lambda calls: 1.0, budget_s=5.5)
+    assert OPS[KINDS[0]].key("nchw") in today.rates and len(today.rates) == 5
+    assert today.skipped == {OPS[kind].key("nchw"): "no time left" for kind in KINDS[1:]}
 
 
 def test_the_best_of_windows_that_are_long_enough_counts():
-    replays, took = [0], [30e-6]
+    windows, replay_s = [], [30e-6]
 
-    def elapsed(run):
-        before = replays[0]
-        run()
-        seconds = (replays[0] - before) * took[0]
-        windows.append(seconds)
-        took[0] = max(0.9 * took[0], 20e-6)  # clocks rise for a while
-        return seconds
+    def elapsed(replay, times):
+        windows.append(times * replay_s[0])
+        replay_s[0] = max(0.9 * replay_s[0], 20e-6)  # clocks rise for a while
+        return windows[-1]
 
-    def replay():
-        replays[0] += 1
-
-    windows = []
-    best = measure.best_window(replay, elapsed)
-    long = [w for w in windows if w >= measure.WINDOW_S]
+    best = measure.best_window(lambda: None, elapsed)
+    long = [each for each in windows if each >= measure.WINDOW_S]
     assert len(long) == measure.WINDOWS and windows[0] < measure.WINDOW_S
     assert math.isclose(best, 20e-6)
+
+
+class Step:
+    """A step as far as `observe_step` uses it."""
+
+    def __init__(self, recipe, log):
+        self.together, self.log = [("G_main",)] if recipe["whole_step_graph"] else [], log
+        self.name = "whole" if self.together else "apart"
+
+    def __getattr__(self, name):
+        return lambda *args: self.log.append((self.name, name, *args)) or {}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_each_phase_is_timed_whether_or_not_the_step_is_one_graph(monkeypatch, whole):
+    log = []
+
+    def record_events(cycle):
+        cycle()
+        return [(log[-1][0], True, 7, 0, 1000)]
+
+    monkeypatch.setattr(stylegan_lite, "make_step", lambda fields, recipe, device: Step(recipe, log))
+    monkeypatch.setattr(traces, "record_events", record_events)
+    monkeypatch.setattr(evidence, "synchronize_device", lambda step: None)
+    monkeypatch.setattr(measure, "time_run", lambda run, **how: run() or 0.001)
+    timed = measure.observe_step(SMALL, {"whole_step_graph": whole})
+    assert timed.phases_ms == dict.fromkeys(floors.PHASES, 1.0)
+    assert [row.heaviest for row in timed.families] == ["whole" if whole else "apart"], (
+        "another step is traced"
+    )
+    alone = [(name, *args) for name, call, *args in log if call == "run_phase"]
+    assert alone == [("apart", phase) for phase in floors.PHASES]
+    closed = [name for name, call, *_ in log if call == "close"]
+    assert closed == (["whole", "apart"] if whole else ["apart"])
+    if whole:
+        assert log.index(("whole", "close")) < log.index(("apart", "prepare")), "both in memory at once"
 
 
 @pytest.mark.gpu
 def test_ceilings_of_a_gpu_are_plausible():
     op = Op(KINDS[0], (8, 64, 64, 64), (64, 64, 3, 3), 1, 1, "bf16")
-    found = measure.measure_rates({op: 1.0}, "channels_last")
-    assert not found.skipped and all(rate > 1e9 for rate in found.rates.values())
-    assert found.rates["matmul bf16"] > found.rates["matmul fp32"]
+    today = measure.measure_rates({op: 1.0}, "channels_last")
+    assert not today.skipped and all(rate > 1e9 for rate in today.rates.values())
+    assert today.rates["matmul bf16"] > today.rates["matmul fp32"]
