@@ -249,7 +249,7 @@ class Study(Generic[P, C, O]):
         """Observe what the file lacks, case after case. A study whose cases are alive together has its own order."""
         from ladder.engine.pool import WorkerFailure
 
-        begin, done, minutes = time.monotonic(), 0, session.job.minutes
+        begin, before, minutes = time.monotonic(), len(session.file.observed), session.job.minutes
         while waiting := [key for key in session.file.cases if key not in session.file.observed]:
             key = session.key = waiting[0]
             if minutes is not None and time.monotonic() - begin > 60 * minutes:
@@ -262,7 +262,7 @@ class Study(Generic[P, C, O]):
                 session.keep(key, self.types[2](status="failed", reason=text.make_display(str(failure))))
                 raise
             session.keep(key, observation)
-            done += 1
+            done = len(session.file.observed) - before
             left = len(session.file.cases.keys() - session.file.observed.keys())
             reason = f"{observation.status}: {observation.reason}"
             if line := self.describe(observation) if observation.status == "ok" else reason:

@@ -1,16 +1,18 @@
 """`ladder precision`: time, memory, parity and largest batch in FP32, TF32, BF16, FP16 and FP8.
 
 A row is a precision on a base: the baseline, or the top of a ladder with a graph for each phase, so that parity sees
-each phase. Parity comes first, then generations that visit all rows in random order, FP16's loss scales, and the
-largest batches. Every part is a case of the file, measured alone in a fresh process.
+each phase. Parity comes first, of all rows side by side, then generations that visit all rows in random order, FP16's
+loss scales, and the largest batches. Every part is a case of the file with a fresh process; times are measured alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import random
 import statistics
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -306,8 +308,10 @@ ladder precision -w article-b32 --json > precision.json
     def observe(self, session: Session, key: str, case: Case) -> Observed:
         if case.reason:
             return Observed(status="n/a", reason=texts.make_display(case.reason))
-        parts = {"parity": check_parity, "generation": time_row, "loss scales": follow_scales}
-        return parts.get(case.part, find_largest_batch)(session, case)
+        if case.part == "parity":
+            return check_rows(session, key)
+        parts = {"generation": time_row, "loss scales": follow_scales, "largest batch": find_largest_batch}
+        return parts[case.part](session, case)
 
     def describe(self, observation: Observed) -> str:
         if observation.round:
@@ -437,12 +441,57 @@ def prepare_row(session: Session, case: Case, workload: Fields | None = None, **
         worker.close()
 
 
-def check_parity(session: Session, case: Case) -> Observed:
+def check_rows(session: Session, key: str) -> Observed:
+    """Compare all rows that wait with FP64, side by side as a run inspects its rungs; return what `key` showed.
+
+    They share one reference, and rows of one precision its budget: each is made once, while the other rows compute.
+    A row whose failure may be its neighbours' fault, such as too little memory, is compared again alone.
+    """
+    from ladder.engine import lanes, run
+    from ladder.engine.pool import WorkerFailure
+    from ladder.machine.threads import share_threads
+
+    job, pool, gate = session.job, session.pool, threading.Lock()
+    waiting = {name: case for name, case in session.file.cases.items() if name not in session.file.observed}
+    rows = {name: case for name, case in waiting.items() if case.part == "parity" and not case.reason}
+    pixels = int(job.workload["batch"]) * int(job.workload["resolution"]) ** 2
+    room = (job.machine.get("gpu_memory_gb") or math.inf) / (
+        run.SMALL_GB if pixels <= run.SMALL_PIXELS else run.INSPECTOR_GB
+    )
+    beside = max(1, int(min(run.LANES.get(job.device, 1), room, len(rows))))
+    results: dict[str, Observed] = {}
+
+    def check(name: str, threads: int | None = None) -> None:
+        try:
+            results[name] = check_parity(session, rows[name], threads)
+        except WorkerFailure as failure:
+            if pool.ended or (threads and lanes.is_unsure(failure)):
+                return
+            results[name] = Observed(status=failure.status, reason=texts.make_display(failure.reason))
+        if name != key:
+            with gate:
+                session.keep(name, results[name])
+                session.report(f"{name}: {format_parity(results[name].parity) or results[name].reason}")
+
+    if (
+        pixels > run.SMALL_PIXELS
+    ):  # alone, as it makes the reference, whose batch might have to shrink beside others
+        check(key)
+    if beside > 1:
+        jobs = [functools.partial(check, name, share_threads(beside)) for name in rows if name not in results]
+        lanes.run_each(jobs, beside, pool.kill)
+    for name in rows:
+        if name not in results:
+            check(name)
+    return results[key]
+
+
+def check_parity(session: Session, case: Case, threads: int | None = None) -> Observed:
     """Compare with FP64. A row that fails is not timed, except FP8: it is outside the budget by design."""
     from ladder.engine.pool import strip_protocol
     from ladder.report import checks
 
-    with prepare_row(session, case, keep_gradients=True) as worker:
+    with prepare_row(session, case, keep_gradients=True, threads=threads) as worker:
         found = msgspec.convert(texts.fit_texts(strip_protocol(worker.call("parity"))), JudgedParity)
     share, phases = checks.parity_share(found), found.phases or {}
     parity = Parity(

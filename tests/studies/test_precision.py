@@ -10,6 +10,7 @@ from ladder.cli import main as cli
 from ladder.core.errors import UserError
 from ladder.core.job import Job
 from ladder.engine import loss_scales
+from ladder.engine import run as measure
 from ladder.engine.pool import WorkerFailure
 from ladder.machine import system
 from ladder.results import store
@@ -184,6 +185,34 @@ def test_a_row_without_memory_ends_the_command_with_status_1(tmp_path, monkeypat
     monkeypatch.setattr(precision, "time_row", fail)
     run = invoke(tmp_path, "--only", "fp32", "--on", "baseline", "--no-parity", "--steps", "0")
     assert run.exit_code == 1 and "FP32 on the baseline: oom: out of memory" in run.output
+
+
+def test_all_rows_are_compared_side_by_side_and_again_alone_after_running_out_of_memory(
+    tmp_path, monkeypatch
+):
+    calls = []
+
+    def compare(session, case, threads=None):
+        calls.append((case.title, threads is not None))
+        if threads and case.precision == "fp16":
+            raise WorkerFailure("oom", "out of memory in parity")
+        if case.precision == "bf16":
+            raise WorkerFailure("failed: parity", "far off")
+        return Observed(parity=precision.Parity(verdict="ok", gradient_errors={}, budget="fp32"))
+
+    monkeypatch.setattr(measure, "LANES", {"cpu": 2})
+    monkeypatch.setattr(precision, "check_parity", compare)
+    monkeypatch.setattr(
+        precision, "time_row", lambda session, case: Observed(status="n/a", reason="not timed")
+    )
+    run = invoke(tmp_path, "--only", "fp32,bf16,fp16", "--on", "baseline", "--steps", "0")
+    assert run.exit_code == 1, run.output
+    rows = [f"{name} on the baseline" for name in ("FP32", "BF16", "FP16")]
+    assert sorted(calls[:3]) == sorted((row, True) for row in rows) and calls[3:] == [(rows[2], False)]
+    (path,) = (tmp_path / "out").glob("*.json")
+    observed = frame.read_file(STUDY, path).observed
+    assert [observed[f"{row}: parity"].status for row in rows] == ["ok", "failed: parity", "ok"]
+    assert f"{rows[1]}: generation 1" not in observed and len(observed) == 5
 
 
 @pytest.mark.parametrize(
