@@ -1,7 +1,7 @@
 """The plugin behind `asv publish`: only valid results are drawn, and our front page lies above asv's own pages.
 
 asv loads this module by asv.conf.json and calls `setup`. It also imports it while it discovers benchmarks, perhaps
-in an environment without asv, when the module must do nothing. Package `ladder.publish.site` does the work.
+in an environment without asv, when the module must do nothing. Module `ladder.publish.site` does the work.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:
         sys.path.append(str(ROOT))
     from benches._git import refuse_unknown_commit
     from ladder.core.errors import UserError
-    from ladder.publish.site import building
+    from ladder.publish import site as publishing
 
     refuse_unknown_commit(Path(conf.repo))
     try:
-        with building.replacing(Path(conf.html_dir)) as site:
+        with publishing.replacing(Path(conf.html_dir)) as site:
             results = site.with_name("results")
             results.mkdir()
             refused = accepted(Path(conf.results_dir), results)
@@ -47,7 +47,7 @@ def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:
                 )
             mine = copy.copy(conf)
             mine.ladder_results = Path(conf.results_dir).parent / "ladder"
-            mine.results_dir, mine.html_dir = str(results), str(site / building.ASV)
+            mine.results_dir, mine.html_dir = str(results), str(site / publishing.ASV)
             _discover(mine)
             status = original(conf=mine, range_spec=range_spec, pull=pull)
     except UserError as error:
@@ -125,10 +125,10 @@ def setup() -> None:
         def publish(
             cls, conf: Any, repo: Any, benchmarks: Any, graphs: Any, revisions: dict[str, int]
         ) -> None:
-            from ladder.publish.site import building
+            from ladder.publish import site as publishing
 
             site = Path(conf.html_dir).parent
-            for line in building.write_front(
+            for line in publishing.write_front(
                 site, conf.ladder_results, Path(conf.results_dir), _on_branches(conf, repo, revisions)
             ):
                 _say(f"refused: {line}")

@@ -37,6 +37,7 @@ def _format_change(value: float) -> str:
 FORMATS: dict[str, Callable[[Any], str]] = {
     "text": _format_text,
     "verdict": _format_text,
+    "date": _format_text,  # unlike text it is never wrapped
     "markdown": str,
     "ms": texts.format_ms,
     "ms_interval": _format_span,

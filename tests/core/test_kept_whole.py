@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kernels.tuning import timing as tuning
-from ladder.publish.site import building
+from ladder.publish import site as building
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_what_was_tuned_is_not_lost_to_a_full_disk(tmp_path, monkeypatch):
 def test_ctrl_c_while_the_new_site_takes_its_place_leaves_the_old_one(tmp_path, monkeypatch):
     site, replace = tmp_path / "html", building.os.replace
     site.mkdir()
-    (site / building._MARKS[-1]).touch()
+    (site / building.MARKS[-1]).touch()
     (site / "index.html").write_text("old")
 
     def pressed(source, target):

@@ -8,7 +8,7 @@ import pytest
 from ladder.cli import listing
 from ladder.cli import main as cli
 from ladder.core import starting
-from ladder.publish.site import front
+from ladder.publish import site as front
 from ladder.report import chart, tables
 from ladder.report import view as viewing
 from ladder.results import publishable, ranking

@@ -535,11 +535,14 @@ def _draw_figure(figures: Figures, file: File) -> Any:
     for each, words in ((bars, title), (axes, "two rungs together, beyond each without the other")):
         each.set_title(words, loc="left", fontsize=10.5, fontweight="bold", color=LIGHT.ink)
     notes = next((f" ({line})" for line in frame.list_cautions(STUDY, file)), "")
+    orders = (
+        " Diamond: in the ladder's order. Line under it: worst to best order." if figures.is_whole else ""
+    )
     drawing.draw_heading(
         figure,
         f"{file.machine.gpu or file.machine.cpu}: what each rung is worth {figures.place}{notes}",
-        f"{frame.describe_workload(file)}; {describe_clock(figures)}. Line in a bar: 95% interval. Diamond: in the"
-        f" ladder's order. Line under it: worst to best order. PyTorch {file.machine.torch}.",
+        f"{frame.describe_workload(file)}; {describe_clock(figures)}. Line in a bar: 95% interval.{orders}"
+        f" PyTorch {file.machine.torch}.",
         lines,
     )
     return figure

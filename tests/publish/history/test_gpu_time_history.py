@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ladder.publish.history import screening, series
 from ladder.publish.history.screening import CANDIDATE, CONFIRMED, CUDNN, DRIVER, KNOWN, REFUTED
-from ladder.publish.site.front import collect_histories, list_sections, render_front
+from ladder.publish.site import list_sections, render_front, show_histories
 from ladder.results.file import ProfiledCycle
 from ladder.studies import frame
 from ladder.studies.commits.record import HEAD, SIDES
@@ -82,9 +82,7 @@ def test_wall_time_stays_by_machine_and_a_change_is_a_marked_step(tmp_path: Path
     line = found["nvidia-some-gpu", "article"]
     assert [step.marks for step in line] == [(), ("cuDNN 9.19.0 -> 9.20.1",), ()]
     assert len({step.software for step in line}) == 1
-    page = render_front(
-        list_sections([], [], collect_histories(series.points(tmp_path), [], COMMITS), [], tmp_path), 0
-    )
+    page = render_front(list_sections([], [], show_histories(series.points(tmp_path), COMMITS), [], tmp_path))
     for host, _ in found:  # two cards of one name would leave it open whose host is whose
         assert f"Some GPU ({host}), workload article" in page
     assert "cuDNN 9.19.0 -&gt; 9.20.1" in page
@@ -93,10 +91,10 @@ def test_wall_time_stays_by_machine_and_a_change_is_a_marked_step(tmp_path: Path
 def test_the_front_page_shows_gpu_time_beside_wall_time(tmp_path: Path) -> None:
     for commit, seconds in (("a", 0.1), ("b", 0.08)):
         measured(tmp_path, 0, commit, seconds)
-    histories = collect_histories([], series.points(tmp_path, series.GPU_STEP), COMMITS)
-    page = render_front(list_sections([], [], histories, [], tmp_path), 0)
+    histories = show_histories(series.points(tmp_path, series.GPU_STEP), COMMITS, series.GPU_STEP)
+    page = render_front(list_sections([], [], histories, [], tmp_path))
     assert "NVIDIA Some GPU, workload article, GPU time" in page
-    assert "from 100 ms (bf16) to 80.2 ms (bf16)" in page and f"#{series.GPU_STEP}?" in page
+    assert "100 ms (bf16) to 80.2 ms (bf16)" in page and f"#{series.GPU_STEP}?" in page
 
 
 # --- steps ----------------------------------------------------------------------------------------------------------
