@@ -18,9 +18,9 @@ _REGISTERED: list[type] = []  # keeps the class alive, because asv finds publish
 
 def accepted(results: Path, into: Path) -> list[tuple[str, str]]:
     """Copy the valid results of asv into a fresh folder, and return (path, why) of each refused file."""
-    from ladder.publish.validation import asv_accepted
+    from ladder.publish.validation import validate
 
-    return [(row.path, row.problem) for row in asv_accepted.accepted(results, into) if row.problem]
+    return [(row.path, row.problem) for row in validate.accept_asv(results, into) if row.problem]
 
 
 def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:

@@ -130,7 +130,7 @@ def problem_of(made: Any) -> str | None:
     """Return the problem that validation has with the raw file of a result, or None."""
     from ladder.publish.validation import validate
 
-    return validate.check(raw(made) if isinstance(made, dict) else made)
+    return validate.find_problem(raw(made) if isinstance(made, dict) else made)
 
 
 def take_up(path: Path, fresh: Plain) -> Plain:

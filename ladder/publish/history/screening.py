@@ -20,7 +20,7 @@ from ladder.core.paths import ROOT
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.history import series as recorded
 from ladder.publish.history.series import Series
-from ladder.publish.validation import asv_accepted
+from ladder.publish.validation import validate
 from ladder.show.table import format_value
 from ladder.stats import answers
 from ladder.studies import frame
@@ -75,7 +75,7 @@ def screen_accepted(folder: Path, *arguments: Any) -> tuple[list[Step], list[str
         UserError: there is no such folder, or no file in it.
     """
     with tempfile.TemporaryDirectory(prefix="asv-history-") as temporary:
-        judged = asv_accepted.accepted(folder, Path(temporary) / "asv", root=None)
+        judged = validate.accept_asv(folder, Path(temporary) / "asv", root=None)
         if not judged:
             raise UserError(f"{folder}: no results of asv in it; `asv run` writes them to results/asv")
         steps, lines = screen(Path(temporary) / "asv", *arguments)

@@ -146,7 +146,7 @@ def _list_values(result: Any, benchmark: str) -> Iterator[tuple[tuple[str, ...],
 
 
 def read(folder: Path) -> list[Series]:
-    """Return every series of a folder of accepted results (`ladder.publish.validation.asv_accepted`)."""
+    """Return every series of a folder of accepted results (`validate.accept_asv`)."""
     from asv.results import Results
 
     every: dict[tuple[str, ...], Series] = {}
@@ -197,7 +197,7 @@ def _find_gpu_facts(
 
 
 def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
-    """Return every time of a rung in a folder of accepted results (`ladder.publish.validation.asv_accepted`).
+    """Return every time of a rung in a folder of accepted results (`validate.accept_asv`).
 
     Args:
         benchmark: STEP for wall time, by machine. GPU_STEP for GPU time: hosts with one GPU and one software are one.

@@ -229,6 +229,15 @@ def is_time(benchmark: str) -> bool:
     return benchmark.rpartition(".")[2].startswith(("samples_", "time_"))
 
 
+def drop_infinite(data: Any) -> Any:
+    """Return the data of a file without infinite bounds, which are the interval of one sample."""
+    if isinstance(data, dict | list):
+        pairs = data.items() if isinstance(data, dict) else enumerate(data)
+        cleared = {key: drop_infinite(value) for key, value in pairs}
+        return cleared if isinstance(data, dict) else list(cleared.values())
+    return None if isinstance(data, float) and math.isinf(data) else data
+
+
 def number(value: Any) -> float | None:
     """Return a value of asv as a number, or None if it failed or does not apply."""
     return None if value is None or math.isnan(value) else value
@@ -289,33 +298,28 @@ def _find_row_contradiction(row: Row[float]) -> str | None:
         return f"{count} combinations of parameters, expected at most {MOST_COMBINATIONS}"
     if any(len(set(values)) < len(values) for values in row.params):
         return "params: a value is given twice"
-    columns: list[list[Any]] = []
-    for key in ("result", *STATISTICS):
-        values = getattr(row, key)
+    columns = {key: getattr(row, key) for key in ("result", *STATISTICS)}
+    for key, values in columns.items():
         if values is not None and len(values) != count:
             return f"{key}: {len(values)} entries for {count} combinations of parameters"
-        columns.append([None] * count if values is None else values)
-    for index, (value, *statistics) in enumerate(zip(*columns, strict=True)):
-        if problem := _find_value_contradiction(value, *statistics):
-            return f"[{index}]: {problem}"
-    return None
-
-
-def _find_value_contradiction(value: float | None, *statistics: Any) -> str | None:
-    if value is None:
-        return "statistics of what has no result" if any(each is not None for each in statistics) else None
-    *bounds, low, high, _, repeat, samples = statistics
-    if samples:
-        low, high = min(samples), max(samples)
-        if repeat not in (None, len(samples)):
-            return f"{len(samples)} samples, and repeat is {repeat}"
-    if low is not None and high is not None and not 0.9999 * low <= value <= 1.0001 * high:
-        return "the result is not among its samples"
-    for bound in (each for each in bounds if each is not None):
-        if math.isinf(bound) and repeat != 1:
-            return "an infinite interval of more than one sample"
-        if not (math.isinf(bound) or -1e15 <= bound <= 2.0**51):  # with two samples a bound may be negative
-            return f"a bound of {bound}"
+    cells = zip(*(values or [None] * count for values in columns.values()), strict=True)
+    for index, (value, *bounds, low, high, _, repeat, samples) in enumerate(cells):
+        where, statistics = f"[{index}]: ", (*bounds, low, high, repeat, samples)
+        if value is None:
+            if any(each is not None for each in statistics):
+                return f"{where}statistics of what has no result"
+            continue
+        if samples:
+            low, high = min(samples), max(samples)
+            if repeat not in (None, len(samples)):
+                return f"{where}{len(samples)} samples, and repeat is {repeat}"
+        if low is not None and high is not None and not 0.9999 * low <= value <= 1.0001 * high:
+            return f"{where}the result is not among its samples"
+        for bound in (each for each in bounds if each is not None):
+            if math.isinf(bound) and repeat != 1:
+                return f"{where}an infinite interval of more than one sample"
+            if not (math.isinf(bound) or -1e15 <= bound <= 2.0**51):  # with two samples it may be negative
+                return f"{where}a bound of {bound}"
     return None
 
 

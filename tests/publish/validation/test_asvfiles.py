@@ -15,7 +15,7 @@ import pytest
 from benches import kernels
 from ladder.core.errors import UserError
 from ladder.publish.history import series as asvseries
-from ladder.publish.validation import asv_accepted, asv_files, validate
+from ladder.publish.validation import asv_files, validate
 from ladder.results import loading
 from tests.support import committed, hostile_asv, made_up_asv
 from tests.support.judging_files import CPUS, GPUS
@@ -27,7 +27,7 @@ BESIDE = made_up_asv.facts("NVIDIA Another GPU")
 
 def judged(source: Path, tmp_path: Path) -> dict[str, validate.Judged]:
     """Verdicts by path; what was left is in tmp_path/"into"."""
-    return {row.path: row for row in asv_accepted.accepted(source, tmp_path / "into", root=tmp_path)}
+    return {row.path: row for row in validate.accept_asv(source, tmp_path / "into", root=tmp_path)}
 
 
 def discovered(folder: Path) -> str:
@@ -50,7 +50,7 @@ def files(folder: Path) -> set[str]:
 
 
 def test_every_result_of_this_repository_is_accepted_and_nothing_else_is_copied(tmp_path: Path) -> None:
-    rows = asv_accepted.accepted(committed.folder("results/asv"), tmp_path / "into")
+    rows = validate.accept_asv(committed.folder("results/asv"), tmp_path / "into")
     assert rows and [row for row in rows if row.problem] == []
     assert files(tmp_path / "into") == {row.path for row in rows} - {"benchmarks.json"}
 
@@ -195,7 +195,7 @@ def test_a_commit_that_git_knows_must_have_its_date(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(validate, "ROOT", tmp_path)  # what a contributor is told before sending it
     told = {row.path: row.problem for row in validate.validate([tmp_path / "asv"])}
     assert told[str(path)] == "date: not that of its commit" and told[str(other)] is None
-    assert rows[unknown].problem is None and rows[unknown].marks == [asv_accepted.UNKNOWN_COMMIT]
+    assert rows[unknown].problem is None and rows[unknown].marks == [validate.UNKNOWN_COMMIT]
     hostile_asv.put("date", 1700000000000)(path)
     shutil.rmtree(tmp_path / "into")
     assert judged(tmp_path / "asv", tmp_path)[name].problem is None
@@ -223,22 +223,22 @@ def test_a_machine_without_an_accepted_result_is_not_drawn(tmp_path: Path) -> No
     hostile_asv.put("commit_hash", None)(made_up_asv.write(tmp_path / "asv"))
     rows = judged(tmp_path / "asv", tmp_path)
     name = made_up_asv.facts()["machine"]
-    assert rows[f"{name}/machine.json"].marks == [asv_accepted.NO_RESULTS]
+    assert rows[f"{name}/machine.json"].marks == [validate.NO_RESULTS]
     assert list((tmp_path / "into").iterdir()) == []
 
 
 def test_only_a_fresh_folder_is_filled_and_only_of_one_that_is_there(tmp_path: Path) -> None:
     made_up_asv.write(tmp_path / "asv")
     with pytest.raises(UserError, match="no such folder"):
-        asv_accepted.accepted(tmp_path / "none", tmp_path / "into")
+        validate.accept_asv(tmp_path / "none", tmp_path / "into")
     (tmp_path / "into").mkdir()
     (tmp_path / "into" / "old.json").touch()
     with pytest.raises(UserError, match="expected an empty folder"):
-        asv_accepted.accepted(tmp_path / "asv", tmp_path / "into")
+        validate.accept_asv(tmp_path / "asv", tmp_path / "into")
     (tmp_path / "empty").mkdir()
-    assert asv_accepted.accepted(tmp_path / "empty", tmp_path / "new") == []
+    assert validate.accept_asv(tmp_path / "empty", tmp_path / "new") == []
     (tmp_path / "empty" / "notes.txt").touch()
-    (none,) = asv_accepted.accepted(tmp_path / "empty", tmp_path / "new")
+    (none,) = validate.accept_asv(tmp_path / "empty", tmp_path / "new")
     assert none.path.endswith("empty") and none.problem.startswith("no result in this folder")
 
 

@@ -21,7 +21,7 @@ from ladder.core import text
 from ladder.core.errors import UserError
 from ladder.plan import catalog
 from ladder.publish.history import series as asvseries
-from ladder.publish.validation import asv_accepted, kinds, validate
+from ladder.publish.validation import validate
 from ladder.report import tables
 from ladder.results import loading
 from ladder.studies import frame
@@ -94,7 +94,7 @@ def read_result(path: Path, out: Path) -> str | None:
     if problem := validate.problem_of(path):
         return problem
     data = json.loads(path.read_bytes())
-    kind = kinds.kind_of(data)
+    kind = validate.kind_of(data)
     if kind is None:
         (out / "table.md").write_text(tables.markdown(loading.load_run(path)), encoding="utf-8")
         (out / "table.csv").write_text(tables.csv_text([loading.load_run(path)]), encoding="utf-8")
@@ -107,7 +107,7 @@ def read_asv(path: Path, out: Path) -> str | None:
     """Judge a file of asv's, and copy what is accepted of its folder."""
     problem = validate.problem_of(path)
     into = out / str(len(list(out.iterdir())))
-    rows = asv_accepted.accepted(path.parent.parent, into, root=None)
+    rows = validate.accept_asv(path.parent.parent, into, root=None)
     asvseries.points(into)
     return problem or next((row.problem for row in rows if row.problem), None)
 
@@ -128,7 +128,9 @@ def targets() -> dict[str, tuple[bytes, str, Read]]:
     """The smallest genuine file of each kind, its name, and its reader."""
     found: dict[str, tuple[bytes, str, Read]] = {}
     for path in sorted(committed.folder().rglob("*.json"), key=lambda each: each.stat().st_size):
-        kind = kinds.kind_of(json.loads(path.read_bytes())) or path.relative_to(committed.folder()).parts[0]
+        kind = (
+            validate.kind_of(json.loads(path.read_bytes())) or path.relative_to(committed.folder()).parts[0]
+        )
         found.setdefault(kind, (path.read_bytes(), f"{text.make_slug(kind)}.json", read_result))
     asv = committed.folder("results/asv/nvidia-h200")
     result = min(asv.glob("*-*.json"), key=lambda path: path.stat().st_size)
@@ -224,10 +226,10 @@ def test_a_time_that_no_clock_shows_is_refused_with_its_place(time: float) -> No
     """A ratio of times divided by zero, and numpy had no logarithm for a long integer."""
     kernels = json.loads(targets()["kernels"][0])
     next(iter(kernels["observed"].values()))["rows"][0]["samples_us"]["cold"]["ours"][1] = time
-    problem = validate.check(kernels) or "accepted"
+    problem = validate.find_problem(kernels) or "accepted"
     assert ".rows[0].samples_us.cold.ours[1]: " in problem
     kernels["cases"].clear()
-    assert validate.check(kernels)
+    assert validate.find_problem(kernels)
 
 
 @pytest.mark.parametrize("line", ["batch: ", "lr: ", "rungs:\n  - baseline: "])

@@ -15,13 +15,13 @@ import pytest
 
 from ladder.core.plain import Plain
 from ladder.core.records import write_record
-from ladder.publish.validation import kinds, validate
+from ladder.publish.validation import validate
 from tests.support import committed, made_up_kernels
 from tests.support.judging_files import judge
 from tests.support.typed import problem_of
 
 ROOT = Path(__file__).parents[3]
-NAMES = sorted(kind.name for kind in kinds.CHECKS)
+NAMES = sorted(kind.name for kind in validate.CHECKS)
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def smallest(results: Path) -> dict[str, Any]:
     files: dict[str, Any] = {}
     for path in sorted(results.rglob("*.json"), key=lambda path: path.stat().st_size):
         data = json.loads(path.read_text())
-        if kinds.kind_of(data) in NAMES:
-            files.setdefault(kinds.kind_of(data), cut(data))
+        if validate.kind_of(data) in NAMES:
+            files.setdefault(validate.kind_of(data), cut(data))
     return files
 
 
