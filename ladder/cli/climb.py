@@ -194,8 +194,6 @@ def continue_request(request: Request) -> Request:
     workload = str(run.workload["name"])
     if request.workload is None and workload not in catalog.list_workloads():
         raise UserError(f"{where} its workload is a file of yours; name it with --workload")
-    own = None if request.workload is None else catalog.load_workload(request.workload)[1]["data"]
-    resuming.ask_for_images(path, run, request.data, None if own is None else str(own))
     if protocol.mode == modes.RECIPE and request.recipe is None:
         raise UserError(f"{where} name its recipe with --recipe")
     stored: dict[str, Any] = {

@@ -10,13 +10,12 @@ import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.plan.catalog import _find_preset, of_a_preset
+from ladder.plan.catalog import _find_preset
 from ladder.plan.content import fields_of, of_workload
-from ladder.results.file import Header
 from ladder.results.run import Run
 
 ARTICLE = "article"  # a ladder
@@ -86,28 +85,6 @@ def _rungs_now() -> str:
     from ladder.results import code_digest
 
     return code_digest.digest_rungs()
-
-
-def labels(workloads: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
-    """What to call each workload, by name and content: its name, with digits of the content where two share it."""
-    pairs = dict.fromkeys((each["name"], of_workload(each)) for each in workloads)
-    names = [name for name, _ in pairs]
-    return {
-        (name, content): name
-        if names.count(name) == 1 or content == of_a_preset(name)
-        else f"{name}-{content}"
-        for name, content in pairs
-    }
-
-
-def other_images(first: Header, other: Header) -> list[str]:
-    """Return which images each of two results was made with, where that differs and both say it."""
-    if first.environment is None or other.environment is None:  # made by an earlier version
-        return []
-    pair = [each.images for each in (first, other)]
-    if pair[0] == pair[1]:
-        return []
-    return [f"{each.count} images (#{each.digest[:8]})" if each else "none of the user's" for each in pair]
 
 
 def of_images(path: str | Path | None) -> dict[str, Any] | None:

@@ -14,10 +14,9 @@ import math
 import numpy as np
 from msgspec.structs import asdict, replace
 
-from ladder.core.records import write_whole
 from ladder.plan import modes
-from ladder.results import derive, plausible, sources
-from ladder.results.run import FailedAt, Gain, Noise, Reported, Result, Run, Rung, Twin
+from ladder.results import derive, sources
+from ladder.results.run import Gain, Noise, Result, Run, Rung, Twin
 from ladder.stats import answers, estimates
 from ladder.stats.answers import Quantity
 
@@ -26,13 +25,10 @@ TWIN = ".twin"
 
 def derive_result(run: Run) -> Result:
     """Return the result that follows from a run: every figure, verdict and note, and whether it is complete."""
-    result = derive.derive_numbers(derive.mark_skipped(quarantine(derive.begin_result(run))))
+    result = derive.derive_numbers(derive.begin_result(run))
     result = derive.finish_result(judge(result))
-    return _as_reported(result, run.reported_then) if run.reported_then else result
-
-
-def _as_reported(result: Result, then: Reported) -> Result:
-    """Return a result with the judgement of the day of its run."""
+    if (then := run.reported_then) is None:
+        return result
     rungs = [
         replace(rung, **asdict(then.rungs[rung.name])) if rung.name in then.rungs else rung
         for rung in result.rungs
@@ -45,20 +41,14 @@ def twins_of(names: list[str], quick: bool) -> list[str]:
 
     In `leave-one-out` that is `all` alone: everything is compared with it.
     """
-    if quick or len(names) < 2:
-        return names[:1]
-    top = modes.ALL if modes.ALL in names else names[-1]
-    return list(dict.fromkeys([names[0], top]))
+    top = names[:1] if quick else names[-1:]
+    return list(dict.fromkeys([*names[:1], *([modes.ALL] if modes.ALL in names else top)]))
 
 
 def plan_twins(rungs: list[Rung], mode: str, quick: bool) -> list[Twin]:
-    """Return the twins of the lowest and the highest rung that can run here.
-
-    In a study only the first entry has one: everything is compared with it.
-    """
+    """Return the twins of the rungs that can run here; in a study of the first entry alone: all stand beside it."""
     runnable = {rung.name: rung for rung in rungs if rung.recipe is not None}
-    names = twins_of(list(runnable), quick)
-    names = names[:1] if mode in modes.STUDIES else names
+    names = twins_of(list(runnable), quick or mode in modes.STUDIES)
     return [Twin(name=name + TWIN, of=name, recipe=runnable[name].recipe) for name in names]
 
 
@@ -67,20 +57,19 @@ def judge(result: Result) -> Result:
 
     Wall time and GPU time are judged apart, each with Holm's correction over its own verdicts.
     """
-    device = result.machine.device
     wall, gpu = measured(result)
-    judged = {rung.name: rung for rung in result.rungs}
+    steps, works = _judge_pairs(result, wall), _judge_pairs(result, gpu)
+    rungs = []
     for rung in result.rungs:
-        kind = derive.kind(rung, device) if derive.is_timed(rung) else None
-        total = _total(wall, result.baseline, rung.name)
-        judged[rung.name] = replace(rung, kind=kind, total_interval=total)
-    for name, verdict, gain in _answers(result, wall):
-        judged[name] = replace(judged[name], verdict=verdict, gain=gain)
-    for name, verdict, gain in _answers(result, gpu):
-        judged[name] = replace(judged[name], gpu_verdict=verdict, gpu_gain=gain)
-    return replace(
-        result, rungs=list(judged.values()), noise=_noise(result, wall), gpu_noise=_noise(result, gpu)
-    )
+        (verdict, gain), (gpu_verdict, gpu_gain) = (
+            each.get(rung.name, (None, None)) for each in (steps, works)
+        )
+        rungs.append(replace(
+            rung, kind=derive.kind(rung, result.machine.device) if derive.is_timed(rung) else None,
+            total_interval=_find_total(wall, result.baseline, rung.name), verdict=verdict, gain=gain,
+            gpu_verdict=gpu_verdict, gpu_gain=gpu_gain,
+        ))  # fmt: skip
+    return replace(result, rungs=rungs, noise=_find_noise(result, wall), gpu_noise=_find_noise(result, gpu))
 
 
 def measured(result: Result) -> tuple[Quantity, Quantity]:
@@ -111,50 +100,48 @@ def pairs(result: Result) -> list[tuple[str, str, str]]:
     return [(name, name, modes.ALL) for name in rest]  # positive where having the rung is faster
 
 
-def _asked(result: Result, of: Quantity) -> list[tuple[str, str, str]]:
+def _list_shared(result: Result, of: Quantity) -> list[tuple[str, str, str]]:
     """Return the pairs that have a generation in common."""
     return [each for each in pairs(result) if of.paired(*each[1:])]
 
 
-def _answers(result: Result, of: Quantity) -> list[tuple[str, str, Gain]]:
-    """Return (rung, verdict, gain) of each comparison in one quantity."""
-    made, asked = [], _asked(result, of)
-    for (name, *pair), answer in zip(asked, of.answers([(a, b) for _, a, b in asked]), strict=True):
+def _judge_pairs(result: Result, of: Quantity) -> dict[str, tuple[str, Gain]]:
+    """Return verdict and gain of each rung that is compared with another, in one quantity."""
+    judged, shared = {}, _list_shared(result, of)
+    for (name, *pair), answer in zip(shared, of.answers([(a, b) for _, a, b in shared]), strict=True):
         values = list(of.paired(*pair).values())
-        gain = Gain(
-            against=next(each for each in pair if each != name),
-            ratio=float(np.exp(np.mean(values))),
-            interval=answer.interval and [float(np.exp(bound)) for bound in answer.interval],
-            confidence=answer.confidence,
-            least=answer.least if answer.interval else None,
-            below=answer.below,
-            floor=answer.floor if answer.interval else None,
-            rounds=len(values),
+        judged[name] = (
+            answer.verdict,
+            Gain(
+                against=next(each for each in pair if each != name),
+                ratio=float(np.exp(np.mean(values))),
+                interval=answer.interval and [float(np.exp(bound)) for bound in answer.interval],
+                confidence=answer.confidence,
+                least=answer.least if answer.interval else None,
+                below=answer.below,
+                floor=answer.floor if answer.interval else None,
+                rounds=len(values),
+            ),
         )
-        made.append((name, answer.verdict, gain))
-    return made
+    return judged
 
 
-def _noise(result: Result, of: Quantity) -> dict[str, Noise]:
+def _find_noise(result: Result, of: Quantity) -> dict[str, Noise]:
     """Return the floor of each kind, a log ratio, and the generations that it is made of."""
+    floors = of.floors(len(_list_shared(result, of)))
     return {
-        kind: Noise(
-            floor=floor.floor,
-            rounds=of.groups[kind].generations,
-            stored_rounds=0,
-            resolution=floor.resolution,
-        )
-        for kind, floor in of.floors(len(_asked(result, of))).items()
+        kind: Noise(floor=each.floor, rounds=of.groups[kind].generations, resolution=each.resolution)
+        for kind, each in floors.items()
     }
 
 
-def _total(wall: Quantity, base: str | None, name: str) -> list[float] | None:
+def _find_total(wall: Quantity, base: str | None, name: str) -> list[float] | None:
     """Return the 95% interval of a rung's factor over the baseline, or None."""
-    found = wall.difference(base, name) if base and base != name else None
-    if found is None:
+    total = wall.difference(base, name) if base and base != name else None
+    if total is None:
         return None
-    half = estimates.t_quantile(0.5 + estimates.CONFIDENCE / 2, found.freedom) * found.error
-    bounds = estimates.within_everything(found.mean - half, found.mean + half)
+    half = estimates.t_quantile(0.5 + estimates.CONFIDENCE / 2, total.freedom) * total.error
+    bounds = estimates.within_everything(total.mean - half, total.mean + half)
     return [float(np.exp(bound)) for bound in bounds]
 
 
@@ -168,22 +155,3 @@ def wants_generations(result: Result) -> bool:
     of = gpu if gpu.kinds else wall
     done = max((group.generations for group in of.groups.values()), default=0)
     return answers.wants_generations(done, [of.difference(*pair) for _, *pair in pairs(result)])
-
-
-def quarantine(result: Result) -> Result:
-    """Mark every rung and twin that was faster than the machine can compute as `invalid`.
-
-    A time below that limit means that work was skipped. It stays in the file, and counts for nothing.
-    """
-    machine = write_whole(result.machine)
-    least = plausible.floor_ms(machine, result.workload)
-
-    def marked(rung: derive.Record) -> derive.Record:
-        own = plausible.floor_of(rung, machine, result.workload, least)
-        if not (derive.is_timed(rung) and (reason := plausible.too_fast(rung, own))):
-            return rung
-        return replace(rung, status="invalid", reason=reason, failed_at=FailedAt(rung.rounds[-1].round))
-
-    return replace(
-        result, rungs=[marked(rung) for rung in result.rungs], twins=[marked(twin) for twin in result.twins]
-    )

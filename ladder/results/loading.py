@@ -17,7 +17,7 @@ from typing import Any
 
 from ladder.core import files, text
 from ladder.core.errors import UserError
-from ladder.core.records import describe_value, locate_problem, read_record, write_whole
+from ladder.core.records import describe_value, locate_problem, read_record
 from ladder.results import code_digest, fields, identity, plausible, sources, store
 from ladder.results.file import OUT, SCHEMA, Header
 from ladder.results.run import Result, Run, Rung, Twin
@@ -145,18 +145,16 @@ def find_problem(run: Run) -> str | None:
         return "twins: not each once, of a rung"
     if problem := find_header_problem(run) or code_digest.find_contradiction(run) or identity.misordered(run):
         return problem
-    facts = write_whole(run.machine)
-    least = plausible.floor_ms(facts, run.workload)
+    floors = plausible.floors_of(run)
     for part in sources.records(run):
-        own = plausible.floor_of(part, facts, run.workload, least)
-        if problem := _find_part_problem(part, own):
+        if problem := _find_part_problem(part, floors[part.name]):
             return problem
     if all(not rung.rounds and (rung.status in OUT or rung.recipe is None) for rung in run.rungs):
         return "complete, but nothing was measured"
     return None
 
 
-def _find_part_problem(part: Rung | Twin, least: tuple[float, float] | None) -> str | None:
+def _find_part_problem(part: Rung | Twin, least: plausible.Floor) -> str | None:
     """Return what cannot be in a rung or twin, in one line, or None."""
     place = f"rung {part.name}"
     problem = fields.find_recipe_problem(part.recipe, f"{place}.recipe")

@@ -12,12 +12,15 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ladder.results.run import Rung, Twin
+from ladder.core.records import write_whole
+from ladder.results import sources
+from ladder.results.run import Run, Rung, Twin
 
 if TYPE_CHECKING:  # asv measures commits whose stylegan_lite keeps no more than the step's contract
     from stylegan_lite.config import Workload
 
 Times = Iterable[float | None]
+Floor = tuple[float, float] | None  # least ms of a step with and without the lazy phases; None if unknown
 
 # Dense TFLOP/s of FP16 or BF16 on tensor cores, from NVIDIA's data sheets, tables of architecture white papers and, for
 # consumer cards, with FP16 accumulation: the fastest of the formats that a recipe can ask for. First match counts.
@@ -42,7 +45,7 @@ WINOGRAD = 2.25  # F(2x2, 3x3) of Lavin and Gray 2016 needs so many times fewer 
 LAZY = 4  # convolution passes of a penalty, at least: forward, gradient, and twice as much for its gradient
 
 
-def floor_ms(machine: Mapping[str, Any], workload: Mapping[str, Any]) -> tuple[float, float] | None:
+def floor_ms(machine: Mapping[str, Any], workload: Mapping[str, Any]) -> Floor:
     """Least ms of a step with and without the lazy phases; None for a workload that is none of this model."""
     from stylegan_lite.config import ConfigError, Workload
 
@@ -55,15 +58,15 @@ def floor_ms(machine: Mapping[str, Any], workload: Mapping[str, Any]) -> tuple[f
     return 1000 * work[0] / rate, 1000 * work[1] / rate
 
 
-def floor_of(
-    rung: Rung | Twin,
-    machine: Mapping[str, Any],
-    workload: Mapping[str, Any],
-    least: tuple[float, float] | None,
-) -> tuple[float, float] | None:
-    """Return the floor of a rung: `least`, that of the workload, unless the rung trains a changed model."""
-    changed = rung.variant.workload if isinstance(rung, Rung) and rung.variant else None
-    return floor_ms(machine, {**workload, **changed}) if changed else least
+def floors_of(run: Run) -> dict[str, Floor]:
+    """Return the floor of each rung and twin: the workload's, or that of the model that a variant trains."""
+    machine = write_whole(run.machine)
+    least = floor_ms(machine, run.workload)
+    changed = {
+        rung.name: rung.variant.workload for rung in run.rungs if rung.variant and rung.variant.workload
+    }
+    floors = {name: floor_ms(machine, {**run.workload, **fields}) for name, fields in changed.items()}
+    return {part.name: floors.get(part.name, least) for part in sources.records(run)}
 
 
 def peak(machine: Mapping[str, Any]) -> float:
@@ -107,21 +110,21 @@ def _macs(workload: Workload) -> tuple[float, float, float]:
     return g, d + first, first
 
 
-def too_fast(rung: Rung | Twin, least: tuple[float, float] | None) -> str | None:
+def too_fast(rung: Rung | Twin, least: Floor) -> str | None:
     """Return one line if a rung or twin has a time that cannot be, or None. `least` is what `floor_ms` gave."""
     whole = [ms for each in rung.rounds for ms in each.samples_ms]
     main = [each.main_ms for each in rung.rounds]
     return _below(whole, main, least)
 
 
-def program_too_fast(program: Mapping[str, Any], least: tuple[float, float] | None) -> str | None:
+def program_too_fast(program: Mapping[str, Any], least: Floor) -> str | None:
     """Return one line if a program of another kind of result has a time that cannot be, or None."""
     whole = [ms for each in program["rounds"] for ms in each.get("samples_ms") or ()]
     main = [each.get("main_ms") for each in program["rounds"]]
     return _below([*whole, program.get("step_ms")], [*main, program.get("main_ms")], least)
 
 
-def _below(whole: Times, main: Times, least: tuple[float, float] | None) -> str | None:
+def _below(whole: Times, main: Times, least: Floor) -> str | None:
     for times, bound in zip((whole, main), least or (), strict=False):
         seen = [ms for ms in times if ms]
         if seen and min(seen) < bound:

@@ -33,11 +33,14 @@ def rank(result: Result) -> tuple[bool, bool, int, int, bool, str]:
     return timed > 1, plain, timed, rounds, result.complete, result.started
 
 
-def fewest_rounds(result: Result) -> int:
-    """Return the rounds of the rung that has the fewest, among those with a number.
+def standing(result: Result) -> tuple[bool, bool, bool, bool, str]:
+    """Return what results of several workloads and ladders are compared by: whole and quotable, then the newest."""
+    several, plain, _, rounds, complete, started = rank(result)
+    return several, plain, rounds >= results.FEWEST_ROUNDS, complete, started
 
-    An allocator's retry voids a round. A file that holds no rounds has those that its protocol says.
-    """
+
+def fewest_rounds(result: Result) -> int:
+    """Return the rounds that count of the rung that has the fewest, among those with a number."""
     timed = [rung for rung in result.rungs if rung.status == "ok"]
     counts = [sum(not visit.alloc_retries for visit in rung.rounds) for rung in timed]
     return min(counts) if any(counts) else result.protocol.rounds
@@ -56,23 +59,21 @@ def machines_here() -> list[str]:
 
 def stored(folder: Path, machines: Iterable[str]) -> list[Stored]:
     """Return the readable results of these machines under ``folder``, with their files."""
-    found = []
-    for name in machines:
-        for path in sorted((folder / name).glob("*.json")):
-            with contextlib.suppress(UserError):
-                found.append((path, loading.load_run(path)))
-    return found
-
-
-def standing(result: Result) -> tuple[bool, bool, bool, bool, str]:
-    """Return what results of several workloads and ladders are compared by: whole and quotable, then the newest."""
-    several, plain, _, rounds, complete, started = rank(result)
-    return several, plain, rounds >= results.FEWEST_ROUNDS, complete, started
+    runs = []
+    for path in [path for name in machines for path in sorted((folder / name).glob("*.json"))]:
+        with contextlib.suppress(UserError):
+            runs.append((path, loading.load_run(path)))
+    return runs
 
 
 def newest(found: Iterable[Stored]) -> Stored | None:
     """Return the result of highest standing with its file, None if there is none."""
     return max(found, key=lambda each: standing(each[1]), default=None)
+
+
+def rung_of(result: Result, name: str) -> RungResult | None:
+    """Return the rung's record if it has a number."""
+    return next((rung for rung in result.rungs if rung.name == name and rung.status == "ok"), None)
 
 
 def advice(result: Result, rung: RungResult) -> str:
@@ -84,11 +85,6 @@ def advice(result: Result, rung: RungResult) -> str:
     whole = next((each for each in result.rungs if each.name == modes.ALL), None)
     by_gpu = whole is not None and rung.kind == whole.kind
     return modes.choose_advice((rung.gpu_verdict or "") if by_gpu else "", rung.verdict or "")
-
-
-def rung_of(result: Result, name: str) -> RungResult | None:
-    """Return the rung's record if it has a number."""
-    return next((rung for rung in result.rungs if rung.name == name and rung.status == "ok"), None)
 
 
 def top_gains(result: Result) -> dict[str, TopGain]:

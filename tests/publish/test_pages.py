@@ -16,7 +16,7 @@ from ladder.core.records import write_record
 from ladder.publish.pages import __main__ as pages
 from ladder.publish.pages import machines, tables, targets
 from ladder.publish.pages.committed import Committed, find_shortfall
-from ladder.results.combine import gains as across
+from ladder.results.combine import comparing as across
 from tests.support import (
     committed,
     made_up,
@@ -170,11 +170,13 @@ def test_gains_of_two_gpus_are_compared_as_the_command_compares_their_files(tmp_
     runs["b"] |= {"commit": "b" * 40}
     assert tables.render_agreement(stored_runs(tmp_path / "one", a=runs["a"])) == ""
     pair = stored_runs(tmp_path / "two", a=runs["a"], b=runs["b"])
-    rows = across.compare(*(pair.find_ladder(f"nvidia-{letter}/article/article") for letter in "ab"), {})
+    rows = across.compare_gains(
+        *(pair.find_ladder(f"nvidia-{letter}/article/article") for letter in "ab"), {}
+    )
     shown = tables.render_agreement(pair).splitlines()
     assert shown[0] == "| rung | gain of GPU time, NVIDIA a | NVIDIA b | verdict | where it lies |"
     assert [line.split(" | ")[3] for line in shown[2:9]] == [across.told(row.gpu) for row in rows]
-    assert shown[-1].startswith("*all 7 gains agree within ") and shown[-1].endswith(
+    assert shown[-1].startswith("*7 of 7 gains agree within ") and shown[-1].endswith(
         f" · {across.OTHER_CODE}*"
     )
     assert tables.render_agreement(stored_runs(tmp_path / "three", **runs)).count("gain of GPU time") == 3

@@ -384,7 +384,7 @@ def test_what_other_commands_wrote_into_a_folder_is_no_fault_of_it(folder):
     assert len(results) == 2 and refused == []
     with pytest.raises(UserError, match="of the kind 'map', no run of rungs"):
         report.collect([folder / "map"])
-    with pytest.raises(UserError, match="a file of asv: `ladder history` tells"):
+    with pytest.raises(UserError, match="no results here"):
         report.collect([asv])
 
 

@@ -237,9 +237,7 @@ def test_a_run_is_taken_up_at_another_commit_that_measures_the_same(tmp_path):
     taken = typed.take_up(path, at(copy.deepcopy(begun), OTHER))
     assert taken["commit"] == OTHER and taken["commits"] == [ONE, OTHER]
     assert typed.take_up(path, copy.deepcopy(begun))["commits"] is None
-    with pytest.raises(
-        UserError, match=r"--resume: other code is measured here: measured_code\.engine: "
-    ) as refusal:
+    with pytest.raises(UserError, match=r"--resume: .*measured_code\.engine: ") as refusal:
         typed.take_up(path, at(copy.deepcopy(begun), ONE, engine="0" * 16))
     assert "\n" not in str(refusal.value)
     del begun[code_digest.KEY]

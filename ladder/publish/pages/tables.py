@@ -20,7 +20,7 @@ from ladder.report.advising import ADOPT, Sources
 from ladder.report.recommend import list_reasons, recommend, tabulate_rungs, tabulate_units
 from ladder.report.view import Row, view
 from ladder.results import derive, parts, ranking, sources
-from ladder.results.combine import gains as across
+from ladder.results.combine import comparing as across
 from ladder.results.combine import series
 from ladder.results.publishable import publishable
 from ladder.results.run import Result
@@ -155,7 +155,7 @@ def render_agreement(committed: Committed) -> str:
     """Return how the gains of GPU time on two GPUs compare, as `ladder compare` says it; a table for each pair."""
     blocks = []
     for first, second in itertools.combinations(_list_staircases(committed), 2):
-        rows = [(row, row.gpu) for row in across.compare(first, second, {}) if row.gpu]
+        rows = [(row, row.gpu) for row in across.compare_gains(first, second, {}) if row.gpu]
         one, other = (str(each.machine.gpu) for each in (first, second))
         columns = [("rung", "text"), (f"gain of GPU time, {one}", "factor"), (other, "factor")]
         columns += [("verdict", "text"), ("where it lies", "text")]

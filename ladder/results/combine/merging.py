@@ -9,7 +9,9 @@ they are; a round only gets another number. Every derived number is computed ane
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +23,7 @@ from ladder.core.errors import UserError
 from ladder.core.records import read_record, write_record
 from ladder.machine import environment
 from ladder.plan import content
-from ladder.results import code_digest, derive, identity, judging, loading, record, sources, store
+from ladder.results import code_digest, derive, judging, loading, record, sources, store
 from ladder.results.derive import INTERRUPTED
 from ladder.results.file import OUT, Header
 from ladder.results.run import Choice, Merged, Protocol, Result, Run, Rung, RunGpu, Twin
@@ -48,13 +50,18 @@ def compare_fields(
 
 def list_work_differences(first: Header, other: Header) -> list[str]:
     """Return how workload, images and environment of the two differ, as far as both say: each with both values."""
-    one, two = first.workload or {}, other.workload or {}
-    works = [
-        content.fields_of(each) | {"data": each.get("data"), "name": each["name"]} for each in (one, two)
-    ]
-    lines = compare_fields("workload", works[0], works[1], sorted({*works[0], *works[1]}))
-    if images := identity.other_images(first, other):
-        lines.append(f"images: {' and '.join(images)}")
+    lines, works = [], [each.workload for each in (first, other) if each.workload is not None]
+    if len(works) == 2:
+        one, two = (
+            content.fields_of(each) | {key: each.get(key) for key in ("data", "name")} for each in works
+        )
+        lines = compare_fields("workload", one, two, sorted({*one, *two}))
+    if first.environment is not None and other.environment is not None and first.images != other.images:
+        both = [
+            f"{each.count} (#{each.digest[:8]})" if each else "none of a user"
+            for each in (first.images, other.images)
+        ]
+        lines.append(f"images: {' and '.join(both)}")
     variables = environment.list_differences(first.environment, other.environment)
     return [*lines, *(f"{name}: {was} and {now}" for name, was, now in variables)]
 
@@ -66,6 +73,22 @@ def list_origin_differences(first: Header, other: Header, anyway: bool = False) 
     return lines + code_digest.list_differences(first, other) + list_work_differences(first, other)
 
 
+def list_recipe_differences(first: Sequence[Rung], other: Sequence[Rung], anyway: bool = False) -> list[str]:
+    """Return the fields in which recipe or settings of rungs of one name differ, as far as both are known."""
+    from stylegan_lite.config import Recipe
+
+    usual = {"recipe": {field.name: field.default for field in dataclasses.fields(Recipe)}, "settings": {}}
+    lines, others = [], {rung.name: rung for rung in other}
+    for rung in first:
+        for part, default in usual.items():
+            was, now = getattr(rung, part), getattr(others.get(rung.name), part, None)
+            if was is not None and now is not None:
+                was, now = default | was, default | now
+                keys = sorted({*was, *now} - ({"cpu_threads"} if anyway else set()))
+                lines += compare_fields(f"rung {rung.name}.{part}", was, now, keys)
+    return lines
+
+
 def list_differences(first: Run, other: Run, anyway: bool = False) -> list[str]:
     """Return why rounds of the two do not belong together: each key with both values."""
     lines = list_origin_differences(first, other, anyway)
@@ -73,21 +96,13 @@ def list_differences(first: Run, other: Run, anyway: bool = False) -> list[str]:
     lines += compare_fields("protocol", asdict(first.protocol), asdict(other.protocol), _PROTOCOL)
     if not lines and not anyway and not code_digest.is_known(first, other):
         lines += [f"dirty: {first.dirty} and {other.dirty}"] if bool(first.dirty) != bool(other.dirty) else []
-    return lines or _list_rung_differences(first, other, anyway and first.machine.device == "cuda")
-
-
-def _list_rung_differences(first: Run, other: Run, anyway: bool) -> list[str]:
-    """Return rungs of one name that are two programs, or that one run did not let pass and another timed."""
-    lines: list[str] = []
-    for one, two in ((one, two) for one in first.rungs for two in other.rungs if one.name == two.name):
-        for a, b in ((one, two), (two, one)):
+    others = {rung.name: rung for rung in other.rungs}
+    for rung, same in ((rung, others[rung.name]) for rung in first.rungs if rung.name in others):
+        for a, b in ((rung, same), (same, rung)):
             if a.status in (store.NOT_ENGAGED, store.FAILED_PARITY) and b.rounds:
-                lines.append(f"rung {one.name}: {one.status} and {two.status}")
-        for part in ("recipe", "settings") if one.rounds and two.rounds else ():
-            was, now = getattr(one, part) or {}, getattr(two, part) or {}
-            keys = sorted({*was, *now} - ({"cpu_threads"} if anyway else set()))
-            lines += compare_fields(f"rung {one.name}.{part}", was, now, keys)
-    return lines
+                lines.append(f"rung {rung.name}: {rung.status} and {same.status}")
+    one, two = ([rung for rung in run.rungs if rung.rounds] for run in (first, other))
+    return lines + list_recipe_differences(one, two, anyway and first.machine.device == "cuda")
 
 
 def refuse_others(
@@ -101,10 +116,9 @@ def refuse_others(
 
 def refuse_the_same(files: Sequence[tuple[Path, Any]], visits: Callable[[Any], set[Any]]) -> None:
     """Raise `UserError`, one line, if two files hold a visit together."""
-    for index, (path, result) in enumerate(files):
-        for other, earlier in files[:index]:
-            if visits(result) & visits(earlier):
-                raise UserError(f"{other} and {path} hold the same run of {result.started}")
+    for (other, earlier), (path, result) in itertools.combinations(files, 2):
+        if visits(result) & visits(earlier):
+            raise UserError(f"{other} and {path} hold the same run of {result.started}")
 
 
 def order_rungs(runs: Sequence[Run]) -> list[str]:
@@ -154,15 +168,14 @@ def merge(paths: Sequence[Path], anyway: bool = False) -> Run:
     Raises:
         UserError: a file cannot be read, or they do not belong together; one line.
     """
-    files = sorted(
-        ((path, loading.load_record(path)) for path in paths), key=lambda each: each[1].started[:19]
-    )
+    files = [(path, loading.load_record(path)) for path in paths]
+    files.sort(key=lambda each: each[1].started[:19])
     if len(files) == 1:
         return files[0][1]
     refuse_the_same(files, sources.visits)
-    for index, (path, run) in enumerate(files):
-        for earlier_path, earlier in files[:index]:
-            refuse_others(earlier_path, path, functools.partial(list_differences, earlier, run), anyway)
+    for (path, run), (other_path, other) in itertools.combinations(files, 2):
+        refuse_others(path, other_path, functools.partial(list_differences, run, other), anyway)
+    for path, run in files:
         if problem := find_problem(run, anyway):
             raise UserError(f"{path}: {problem}")
     merged = read_record(Run, text.fit_texts(write_record(_merge([run for _, run in files]))))
@@ -221,20 +234,15 @@ def _join(parts: Sequence[Part | None], numbers: Numbers) -> Part:
 
     It is "ok" if it was in any run; else the reason of a failure goes before a skipped one. The rest is the newest.
     """
-    known = [part for part in parts if part is not None]
-    timed = [part for part in known if part.rounds] or known
-    rounds = [
-        replace(visit, round=number[visit.round])
-        for part, number in zip(parts, numbers, strict=True)
-        for visit in (part.rounds if part else [])
-    ]
-    chosen = max(known, key=lambda part: {"ok": 3, "skipped": 1, "n/a": 0}.get(part.status, 2))
+    pairs = [(part, number) for part, number in zip(parts, numbers, strict=True) if part is not None]
+    rounds = [replace(visit, round=number[visit.round]) for part, number in pairs for visit in part.rounds]
+    timed = [part for part, _ in pairs if part.rounds] or [part for part, _ in pairs]
+    chosen, number = max(pairs, key=lambda pair: {"ok": 3, "skipped": 1, "n/a": 0}.get(pair[0].status, 2))
     failed_at = None if chosen.status == "ok" else chosen.failed_at
     if failed_at and failed_at.round is not None:
-        number = numbers[next(index for index, part in enumerate(parts) if part is chosen)]
         failed_at = replace(failed_at, round=number.get(failed_at.round))
     return replace(
-        known[-1],
+        pairs[-1][0],
         rounds=sorted(rounds, key=lambda visit: visit.round),
         recipe=timed[-1].recipe,
         settings=timed[-1].settings,
@@ -259,12 +267,10 @@ def _join_rungs(name: str, runs: list[Run], numbers: Numbers, derived: list[Resu
             for rung in run.rungs
             if rung.name == name and rung.status in OUT
         ]
-    inspections = sorted(
-        filter(None, (each.inspection for each in known)), key=lambda each: bool(each.gpu_busy_ms)
-    )
+    inspections = [each.inspection for each in known if each.inspection]
     return replace(
         joined,
-        inspection=inspections[-1] if inspections else None,
+        inspection=max(reversed(inspections), key=lambda each: bool(each.gpu_busy_ms), default=None),
         parity=next((each.parity for each in reversed(known) if each.parity), None),
         receipts=next((each.receipts for each in reversed(known) if each.receipts is not None), None),
         elsewhere=notes[:64] or None,
@@ -283,22 +289,20 @@ def _join_choices(runs: list[Run]) -> list[Choice] | None:
 
 
 def _join_protocols(derived: list[Result], whole: Run) -> Protocol:
-    """Return how all runs measured. A note says which of them lack something that the whole lacks, too."""
-    raw = [each.protocol for each in derived]
-    own = (derive.QUICK, derive.MERGED)
+    """Return how all runs measured. A note says which of them measured some rungs alone, and that one is not whole."""
+    raw, count = [each.protocol for each in derived], len(whole.rungs)
+    own = (derive.QUICK, derive.MERGED, INTERRUPTED)
     notes = [note for each in raw for note in each.notes if not note.startswith(own)]
-    for each in derived:
-        if (some := len(each.rungs)) < (all_ := len(whole.rungs)):
-            notes.append(f"only {some} of {all_} rungs in the run of {each.started[:16]}")
-    if len(seeds := sorted({each.seed for each in raw})) > 1:
-        notes.append(f"seeds {', '.join(map(str, seeds))}")
+    notes += [
+        f"only {len(each.rungs)} of {count} rungs in the run of {each.started[:16]}"
+        for each in derived
+        if len(each.rungs) < count
+    ]
     parts = [
         each for each in sources.records(whole) if each.recipe is not None and each.status in ("ok", "n/a")
     ]
     enough = all(len(derive.counted(each)) >= rounds_budget.LEAST_ROUNDS for each in parts)
-    if enough or all(each.complete for each in derived):
-        notes = [note for note in notes if not note.startswith(INTERRUPTED)]
-    elif not any(note.startswith(INTERRUPTED) for note in notes):
+    if not enough and not all(each.complete for each in derived):
         notes.append(f"{INTERRUPTED}: a run that was merged is not whole")
     fixed = all(each.fixed for each in raw)
     return replace(

@@ -15,7 +15,6 @@ from ladder.results.combine import series
 from ladder.results.ranking import Stored
 from ladder.results.run import Result
 
-OWN = "for this machine, {}, from its own results"
 SAME = (
     "no result of this machine yet: this is of {} in another host, and a step's waiting belongs to the host"
 )
@@ -43,8 +42,8 @@ def of_file(path: Path) -> Nearest:
         how = "--recipe" if mode == modes.RECIPE else f"--mode {mode}"
         raise UserError(f"{path}: a run of {how}; name a staircase or a leave-one-out run")
     folder = path.resolve().parent
-    here = any(_is_own(result, name) for name in ranking.machines_here())
     whose = f"for {_name_machine(result)}, from the file that you named"
+    here = any(_is_own(result, name) for name in ranking.machines_here())
     return _add_left_out((path, result), ranking.stored(folder.parent, [folder.name]), whose, here)
 
 
@@ -61,27 +60,27 @@ def find(folder: Path, workload: tuple[str, Plain] | None) -> Nearest:
     read = [each for each in ranking.stored(folder, names) if ranking.mode(each[1]) not in modes.BESIDE]
     whole = {id(each) for each in sources.without_sources([result for _, result in read])}
     able = [each for each in read if id(each[1]) in whole and _list_timed(each)]
+    of = command = ""
     if workload is not None:
-        key = (workload[0], content.of_workload(workload[1]))
-        able = [
-            each for each in able if (each[1].workload["name"], content.of_workload(each[1].workload)) == key
-        ]
+        name, key = workload[0], content.of_workload(workload[1])
+        of, command = f" of workload {clean_line(name)}", f" -w {clean_line(name)}"
+        works = [(each, each[1].workload) for each in able]
+        able = [each for each, work in works if work["name"] == name and content.of_workload(work) == key]
     if not able:
-        of = f" of workload {clean_line(workload[0])}" if workload else ""
-        command = f"ladder run -w {clean_line(workload[0])}" if workload else "ladder run"
-        raise UserError(f"no stored result{of}: `{command}` measures this machine")
+        raise UserError(f"no stored result{of}: `ladder run{command}` measures this machine")
     here = ranking.machines_here()
     for name in here:
         if own := [each for each in able if _is_own(each[1], name)]:
             chosen = max(own, key=lambda each: (_rank(each), each[1].started))
-            return _add_left_out(chosen, able, OWN.format(_name_machine(chosen[1])), True)
-    for name in here:
-        if same := [each for each in able if each[1].machine.name == name]:
-            chosen = max(same, key=_rank_length)
-            return _add_left_out(chosen, able, SAME.format(_name_machine(chosen[1])), False)
-    chosen = max([each for each in able if each[1].machine.gpu] or able, key=_rank_length)
+            whose = f"for this machine, {_name_machine(chosen[1])}, from its own results"
+            return _add_left_out(chosen, able, whose, True)
+    same = next(filter(None, ([each for each in able if each[1].machine.name == name] for name in here)), [])
+    chosen = max(
+        same or [each for each in able if each[1].machine.gpu] or able,
+        key=lambda each: (_rank(each), len(_list_timed(each)), each[1].started),
+    )
     whose = f"no result of this machine ({here[0]}) yet: this is advice for {_name_machine(chosen[1])}"
-    return _add_left_out(chosen, able, whose, False)
+    return _add_left_out(chosen, able, SAME.format(_name_machine(chosen[1])) if same else whose, False)
 
 
 def _rank(each: Stored) -> tuple[object, ...]:
@@ -92,10 +91,6 @@ def _rank(each: Stored) -> tuple[object, ...]:
     *standing, _ = ranking.standing(each[1])
     is_staircase = ranking.mode(each[1]) == modes.CUMULATIVE
     return is_staircase, *standing, _list_timed(each)[0] == "baseline"
-
-
-def _rank_length(each: Stored) -> tuple[object, ...]:
-    return _rank(each), len(_list_timed(each)), each[1].started
 
 
 def _list_timed(each: Stored) -> list[str]:
@@ -117,9 +112,10 @@ def _add_left_out(chosen: Stored, others: list[Stored], whose: str, here: bool) 
     """Return the chosen result with the leave-one-out run that goes with it."""
     if ranking.mode(chosen[1]) != modes.CUMULATIVE:
         return Nearest(None, chosen, whose, here)
-    files = {id(result): path for path, result in others}
     runs = [result for _, result in others]
-    if (left_out := series.left_out_of(chosen[1], runs)) is not None:
-        return Nearest(chosen, (files[id(left_out)], left_out), whose, here)
-    other = series.left_out_of(chosen[1], runs, any_code=True)
-    return Nearest(chosen, None, whose, here, None if other is None else files[id(other)])
+    same = series.left_out_of(chosen[1], runs)
+    best = same or series.left_out_of(chosen[1], runs, any_code=True)
+    file = next((path for path, result in others if result is best), None)
+    if same is None or file is None:
+        return Nearest(chosen, None, whose, here, file)
+    return Nearest(chosen, (file, same), whose, here)

@@ -1,21 +1,19 @@
 """The series that results belong to: a newer torch, CUDA, cuDNN or Triton begins a new one.
 
 A series is one machine, software, workload (by its fields), ladder and mode. Quick runs are apart, and so are those of
-a simulated smaller card.
-`ladder.results.ranking` says which result is shown of each series. A rung's gain at the top is shown beside a
-staircase of the same series and code.
+a simulated smaller card. `ladder.results.ranking` says which result is shown of each series. A rung's gain at the top
+is shown beside a staircase of the same series and code.
 """
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from ladder.core.errors import UserError
-from ladder.core.text import clean_line, format_count
+from ladder.core.text import clean_line
 from ladder.plan import content, modes
 from ladder.results import code_digest, loading, ranking, sources
 from ladder.results import store as results
@@ -27,22 +25,21 @@ from ladder.results.run import Result
 def key(result: Result, mode: str | None = None) -> tuple[Any, ...]:
     """Return a key that is equal for two results of one series; that of another `mode` if it is given.
 
-    A workload is told by its fields, a user's ladder by its content. Another workload or ladder of the same name is
-    another series.
+    A workload counts by its fields, a user's ladder by its content. Another one of the same name is another series.
     """
-    names = result.machine.name, result.workload["name"], result.ladder.name
-    found = [mode or ranking.mode(result), result.protocol.quick, result.protocol.gpu_memory_limit_gb]
-    found += [content.of_workload(result.workload), result.ladder.digest]
-    return (*names, *map(str, found), *(str(getattr(result.machine, name)) for name in results.SERIES))
+    protocol, ladder = result.protocol, result.ladder
+    return (
+        *(result.machine.name, result.workload["name"], ladder.name, mode or protocol.mode, protocol.quick),
+        *(protocol.gpu_memory_limit_gb, content.of_workload(result.workload), ladder.digest),
+        *(getattr(result.machine, name) for name in results.SERIES),
+    )
 
 
 def collect(paths: list[Path]) -> tuple[list[Result], list[str]]:
     """Read results: files as they are named; of a folder the best of each series, merged before their sources.
 
-    What other commands wrote into a folder, or asv, is left out.
-
-    A cumulative result gets the gains at the top ("at_top") of the leave-one-out result that goes with it; for a named
-    file that is looked for beside it.
+    What other commands wrote into a folder, or asv, is left out. A cumulative result gets the gains at the top
+    ("at_top") of the leave-one-out result that goes with it; for a named file that is looked for beside it.
 
     Returns:
         (results, refused): of a folder's files that cannot be read, one line each.
@@ -61,13 +58,11 @@ def collect(paths: list[Path]) -> tuple[list[Result], list[str]]:
             continue
         read = []
         for file in sorted(path.rglob("*.json")):
+            is_asvs = any((folder / "benchmarks.json").is_file() for folder in [*file.parents][:3])
             try:
-                read.append(loading.load_run(file))
+                read += [] if is_asvs else [loading.load_run(file)]
             except UserError as error:
-                if _is_asvs(file):
-                    elsewhere.append(f"{file}: a file of asv: `ladder history` tells what it says")
-                else:
-                    (elsewhere if isinstance(error, loading.OtherKind) else refused).append(str(error))
+                (elsewhere if isinstance(error, loading.OtherKind) else refused).append(str(error))
         best: dict[tuple[Any, ...], Result] = {}
         for result in sources.without_sources(read):
             others.append(result)
@@ -75,15 +70,9 @@ def collect(paths: list[Path]) -> tuple[list[Result], list[str]]:
         chosen += best.values()
     if not chosen:
         where = ", ".join(str(path) for path in paths)
-        raise UserError(
-            next(iter([*refused, *elsewhere]), f"{where}: no results here; `ladder run` makes one")
-        )
+        reasons = [*refused, *elsewhere, f"{where}: no results here; `ladder run` makes one"]
+        raise UserError(reasons[0])
     return [with_top(result, [*chosen, *others]) for result in chosen], refused
-
-
-def _is_asvs(file: Path) -> bool:
-    """Return whether asv wrote a file: a result, what stands beside it, or the list of benchmarks."""
-    return any((folder / "benchmarks.json").is_file() for folder in [*file.parents][:3])
 
 
 def of_this_machine(found: list[Result]) -> tuple[list[Result], list[str]]:
@@ -96,13 +85,12 @@ def of_this_machine(found: list[Result]) -> tuple[list[Result], list[str]]:
     """
     here = ranking.machines_here()
     mine = [result for result in found if result.machine.name in here]
-    picked = max(
-        mine or found, key=lambda each: (ranking.mode(each) == modes.CUMULATIVE, *ranking.standing(each))
+    best = max(
+        mine or found, key=lambda each: (each.protocol.mode == modes.CUMULATIVE, *ranking.standing(each))
     )
-    said = [] if mine else [f"no result of this machine ({here[0]}) yet: this is {picked.machine.name}'s"]
-    if others := len(found) - 1:
-        said.append(f"{format_count(others, 'more result')}: `ladder report --all`")
-    return [picked], list(map(clean_line, said))
+    lines = [] if mine else [f"no result of this machine ({here[0]}) yet: this is {best.machine.name}'s"]
+    lines += [f"{len(found) - 1} more results: `ladder report --all`"] if len(found) > 1 else []
+    return [best], [*map(clean_line, lines)]
 
 
 def with_top(result: Result, others: list[Result]) -> Result:
@@ -120,13 +108,13 @@ def left_out_of(result: Result, others: list[Result], any_code: bool = False) ->
     It is of the same series, measured code (unless `any_code`) and workload, or it would be advice on another program.
     Returns None if there is none, or if `result` is of another mode.
     """
-    if key(result) != key(result, modes.CUMULATIVE):
+    if result.protocol.mode != modes.CUMULATIVE:
         return None
-    wanted = key(result, modes.LEAVE_ONE_OUT)
+    series = key(result, modes.LEAVE_ONE_OUT)
     same = [
         other
         for other in others
-        if key(other) == wanted
+        if key(other) == series
         and not merging.list_work_differences(other, result)
         and (any_code or code_digest.is_same(other, result))
     ]
@@ -135,8 +123,4 @@ def left_out_of(result: Result, others: list[Result], any_code: bool = False) ->
 
 def readable(folder: Path) -> list[Result]:
     """Return the results in one folder; other files are left out."""
-    found = []
-    for path in sorted(Path(folder).glob("*.json")):
-        with contextlib.suppress(UserError):
-            found.append(loading.load_run(path))
-    return found
+    return [result for _, result in ranking.stored(folder.parent, [folder.name])]

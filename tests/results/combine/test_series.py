@@ -80,5 +80,5 @@ def test_the_advice_of_an_older_commit_s_newest_run_is_found_behind_a_newer_comm
 def test_a_run_is_not_taken_up_by_another_software(tmp_path, key):
     made = made_up.judged_run()
     write_run(tmp_path / "a.json", made)
-    with pytest.raises(UserError, match=f"{key} was .* and is {SOFTWARE[key]}"):
+    with pytest.raises(UserError, match=f"machine.{key}: .* and {SOFTWARE[key]}"):
         typed.take_up(tmp_path / "a.json", other(made, "machine", **{key: SOFTWARE[key]}))
