@@ -11,8 +11,8 @@ from ladder.core.records import write_record
 from ladder.plan.catalog import load_workload
 from ladder.receipts import kernel_families
 from ladder.studies.profile import measuring, tracing
-from ladder.studies.profile.record import MemorySizes, Step
-from ladder.studies.profile.tracing import Ran, Segment, Traced
+from ladder.studies.profile.record import Memory, Step
+from ladder.studies.profile.tracing import Ran, Segment
 from stylegan_lite.config import Recipe
 
 HEAD = {"schema": 2, "kind": "profile", "commit": "a" * 40, "dirty": False, "seconds": 60.0}
@@ -35,16 +35,16 @@ def of_profile(machine: dict[str, Any], rung: str, kernels: Mapping[str, float])
     )
     total = sum(kernels.values())
     segments = tuple(Segment((phase,), ran) for phase in ("G_main", "D_main") for _ in range(CYCLE_STEPS))
-    labels = tracing.label_segments({}, segments)
+    labelled = tracing.label_segments({}, segments)
     step = Step(
         walls_ms=[total + 1.0],
         gpu_ms=total,
-        profile=measuring.list_kernels(labels),
-        phases=measuring.list_phases(labels),
+        profile=measuring.list_kernels(labelled),
+        phases=measuring.list_phases(labelled, segments),
         no_layers="none were recorded",
         heaviest=[],
-        gaps=measuring.list_gaps(Traced(segments, 0)),
-        memory=MemorySizes(
+        gaps=measuring.list_gaps(segments),
+        memory=Memory(
             peak_allocated=2**32, peak_reserved=2**33, device_used=2**34, parameters=2**20, optimizer=2**21,
             buffers=2**19, timeline={},
         ),

@@ -5,7 +5,7 @@ Times are in ms, of a step unless a field says otherwise. On a CPU all times are
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import statistics
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,21 +13,9 @@ import msgspec
 
 from ladder.core import text as texts
 from ladder.core.options import Seed, declare_option
-from ladder.core.records import (
-    Amount,
-    Bytes,
-    Count,
-    Fields,
-    Line,
-    Ms,
-    Name,
-    Percent,
-    Record,
-    Samples,
-    Text,
-    number_between,
-    size_between,
-)  # fmt: skip
+from ladder.core.records import Amount, Bytes, Count, Fields, Line, Ms, Name, Percent, Record, Samples, Text
+from ladder.core.records import number_between as between
+from ladder.core.records import size_between as at_most
 from ladder.receipts import categories
 from ladder.results.file import KernelFamily, KernelProfile, Phase
 from ladder.studies import batch_search, frame
@@ -47,34 +35,28 @@ ARTICLE = (
     ("conversion and allocation", 0.10, 0.15, (categories.LAYOUT, categories.COPIES, categories.BOOKKEEPING)),
 )
 
-Duration = Annotated[float, number_between(0, 1e8)]
-Launches = Annotated[float, number_between(0, 1e7)]
+Duration = Annotated[float, between(0, 1e8)]
+Launches = Annotated[float, between(0, 1e7)]
 Kind = Literal["kernel", "memset", "copy"]  # what the GPU runs
+LADDER = "The ladder of the rung. [default: article, or full if article lacks it]"
+TRACE = "Write one step of each kind as a Chrome trace: .json.gz or .json."
+SEARCH = "Also search the largest batch that fits; up to three minutes."
+COUNT = "Also count in the heaviest kernels with Nsight Compute; minutes."
+REPORT = "Also write a report of Nsight Systems."
+SEED = "Seed for weights, latents and the order of images."
+RUNG = declare_option("The rung, with all below it.", argument=True, metavar="RUNG")
 
 
 class Options(frame.Options):
     """The options of `ladder profile`."""
 
-    rung: Annotated[
-        Name | None, declare_option("The rung, with all below it.", argument=True, metavar="RUNG")
-    ] = None
-    ladder: Annotated[
-        str | None,
-        declare_option("The ladder of the rung. [default: article, or full if article lacks it]", metavar="NAME|FILE"),
-    ] = None  # fmt: skip
-    trace: Annotated[
-        Path | None, declare_option("Write one step of each kind as a Chrome trace: .json.gz or .json.", metavar="FILE")
-    ] = None  # fmt: skip
-    largest_batch: Annotated[
-        bool, declare_option("Also search the largest batch that fits; up to three minutes.")
-    ] = False
-    ncu: Annotated[
-        bool, declare_option("Also count in the heaviest kernels with Nsight Compute; minutes.")
-    ] = False
-    nsys: Annotated[Path | None, declare_option("Also write a report of Nsight Systems.", metavar="FILE")] = (
-        None
-    )
-    seed: Annotated[Seed, declare_option("Seed for weights, latents and the order of images.")] = 0
+    rung: Annotated[Name | None, RUNG] = None
+    ladder: Annotated[str | None, declare_option(LADDER, metavar="NAME|FILE")] = None
+    trace: Annotated[Path | None, declare_option(TRACE, metavar="FILE")] = None
+    largest_batch: Annotated[bool, declare_option(SEARCH)] = False
+    ncu: Annotated[bool, declare_option(COUNT)] = False
+    nsys: Annotated[Path | None, declare_option(REPORT, metavar="FILE")] = None
+    seed: Annotated[Seed, declare_option(SEED)] = 0
 
 
 class Case(frame.Case):
@@ -84,8 +66,11 @@ class Case(frame.Case):
     recipe: Fields | None = None
 
 
+# --- what a file stores -----------------------------------------------------------------------------------------------
+
+
 class Replaced(Record):
-    """What fused kernels replaced: at which rung, what others lost there, what the fused ones took; by which file."""
+    """What fused kernels replaced, in an older file: at which rung, the ms of both, by which result."""
 
     at: Name
     lost_ms: Duration
@@ -99,7 +84,7 @@ class PhaseWork(Record):
     name: Text
     ms: Duration
     launches: Launches
-    runs: Annotated[float, number_between(0, 1e4)] | None = None
+    runs: Annotated[float, between(0, 1e4)] | None = None
 
 
 class Gap(Record):
@@ -129,7 +114,7 @@ class Moment(Record):
     activations: Bytes
 
 
-class MemorySizes(Record, kw_only=True):
+class Memory(Record, kw_only=True):
     """Memory by category in bytes, and by time in one eager run of each phase. An unknown size is None."""
 
     peak_allocated: Bytes | None = None
@@ -139,7 +124,7 @@ class MemorySizes(Record, kw_only=True):
     optimizer: Bytes
     buffers: Bytes  # inputs and images
     graph_pools: Bytes | None = None
-    timeline: Annotated[dict[Phase, Annotated[list[Moment], size_between(64)]], size_between(4)]
+    timeline: Annotated[dict[Phase, Annotated[list[Moment], at_most(64)]], at_most(4)] = {}
 
     @property
     def lasting(self) -> int:
@@ -184,15 +169,15 @@ class Step(Record, kw_only=True):
     gpu_ms: Ms  # of the traced cycle: the union over streams; on a CPU the sum of own times
     profile: KernelProfile
     work: dict[Text, Amount] = {}  # by category: FLOPs of convolutions and matmuls, bytes of others, if known
-    replaced: dict[Text, Replaced] = {}  # by category: what the stored results showed then
-    phases: Annotated[list[PhaseWork], size_between(8, 1)]
-    layers: Annotated[list[Layer], size_between(500)] = []
+    replaced: dict[Text, Replaced] = {}  # by category, in an older file
+    phases: Annotated[list[PhaseWork], at_most(8, 1)]
+    layers: Annotated[list[Layer], at_most(500)] = []
     no_layers: Line | None = None  # why there are none
-    heaviest: Annotated[list[Heavy], size_between(64)]
-    passes: Annotated[list[Pass], size_between(200)] | None = None  # on a GPU
-    gaps: Annotated[list[Gap], size_between(9)] | None = None  # on a GPU
-    uneven: Annotated[list[Text], size_between(16)] = []  # phases whose runs differ in their kernels
-    memory: MemorySizes
+    heaviest: Annotated[list[Heavy], at_most(64)]
+    passes: Annotated[list[Pass], at_most(200)] | None = None  # on a GPU
+    gaps: Annotated[list[Gap], at_most(9)] | None = None  # on a GPU
+    uneven: Annotated[list[Text], at_most(16)] = []  # phases whose runs differ in their kernels
+    memory: Memory
 
 
 class Counted(Record, kw_only=True):
@@ -206,7 +191,7 @@ class Counted(Record, kw_only=True):
     sm: Percent | None = None
     dram: Percent | None = None
     l1_hits: Percent | None = None
-    sector_bytes: Annotated[float, number_between(0, 64)] | None = None
+    sector_bytes: Annotated[float, between(0, 64)] | None = None
     sentence: Line | None = None
     blocks: Count | None = None  # of the launch
     sms: Count | None = None  # multiprocessors of the GPU
@@ -223,14 +208,20 @@ class Observed(frame.Observation, kw_only=True):
 
     step: Step | None = None
     largest: Search | None = None
-    counters: Annotated[list[Counted], size_between(64)] | None = None
+    counters: Annotated[list[Counted], at_most(64)] | None = None
 
 
-class Category(Record, kw_only=True):
+File = StudyFile[Options, Case, Observed]
+
+
+# --- what is derived --------------------------------------------------------------------------------------------------
+
+
+class Category(Record):
     """The work of one category. `share` is of the sum of all categories, as they are shown.
 
     `ms` are those of all its kernels. `own_ms` count for no other category, so all together are the GPU time; one
-    older file lacks them.
+    older file lacks them. `rate` is in 1e12 a second.
     """
 
     name: str
@@ -238,7 +229,7 @@ class Category(Record, kw_only=True):
     own_ms: float | None
     share: float
     launches: float
-    rate: float | None  # in 1e12 a second
+    rate: float | None
     unit: str | None
     replaced: Replaced | None
 
@@ -271,12 +262,6 @@ class Expected(Record):
     share: float
 
 
-class Memory(MemorySizes):
-    """Memory, and what its numbers leave out."""
-
-    notes: list[str] = []
-
-
 class Largest(Search):
     """The largest batch that fitted."""
 
@@ -284,10 +269,10 @@ class Largest(Search):
 
 
 class Protocol(Record):
-    """How the step was profiled, and why the figures must not be quoted."""
+    """How the step was profiled, and why the figures must not be quoted. `cycles` are timed; one more is traced."""
 
     of: str
-    cycles: int  # timed ones; one more is traced
+    cycles: int
     notes: list[str]
 
 
@@ -317,15 +302,48 @@ class Profile(Record, kw_only=True):
         """Return the sum of all categories."""
         return sum(each.ms for each in self.categories)
 
-    @property
-    def overlap_ms(self) -> float:
-        """Return the milliseconds that two kernels ran at once."""
-        return self.total_ms - (self.gpu_ms or 0.0)
 
-    @property
-    def is_once(self) -> bool:
-        """Return whether each instant counts for one category, not for each kernel."""
-        return all(each.own_ms is not None for each in self.categories)
+def read_step(file: File) -> Step | None:
+    """Return the step that a file holds, if it was profiled."""
+    return file.observed[STEP].step if STEP in file.observed else None
+
+
+def derive_profile(file: File, cautions: list[str]) -> Profile:
+    """Return what follows from a file."""
+    case, step, on_gpu = file.cases.get(STEP, Case()), read_step(file), file.machine.device == "cuda"
+    cycles = (step.cycles or len(step.walls_ms)) if step else 0
+    protocol = Protocol(GPU if on_gpu else CPU, cycles, cautions)
+    profile = Profile(ladder=case.ladder, rung=file.options.rung, recipe=case.recipe, protocol=protocol)
+    if step is None:
+        return profile
+    counters, search = (file.observed.get(key, Observed()) for key in (COUNTERS, LARGEST))
+    rows, memory = derive_categories(step), step.memory
+    if not on_gpu:  # only PyTorch's own allocations are seen
+        moments = [each for moments in memory.timeline.values() for each in moments]
+        most = max((each.gradients + each.activations for each in moments), default=0)
+        memory = msgspec.structs.replace(memory, peak_allocated=memory.lasting + most)
+    layers = Layers([], reason=step.no_layers)
+    if step.no_layers is None:
+        unknown = sum(row.ms for row in step.layers if row.name == UNKNOWN)
+        layers = Layers(step.layers, round(unknown / (sum(row.ms for row in step.layers) or 1.0), 5))
+    phases = [(row, row.runs and round(row.ms / row.runs, 5)) for row in step.phases]
+    return msgspec.structs.replace(
+        profile,
+        step_ms=round(statistics.median(step.walls_ms), 5),
+        gpu_ms=step.gpu_ms,
+        profile=step.profile,
+        categories=rows,
+        phases=[PhaseRow(*(*msgspec.structs.astuple(row), run_ms)) for row, run_ms in phases],
+        layers=layers,
+        expected=compare_with_article(rows),
+        memory=memory,
+        heaviest=step.heaviest,
+        passes=step.passes,
+        gaps=step.gaps,
+        counters=counters.counters and [derive_bound(row) for row in counters.counters],
+        largest=search.largest
+        and Largest(**msgspec.structs.asdict(search.largest), batch=search.largest.find_batch()),
+    )
 
 
 def derive_categories(step: Step) -> list[Category]:
@@ -357,7 +375,7 @@ def derive_categories(step: Step) -> list[Category]:
     return sorted(rows, key=lambda row: -row.shown_ms)
 
 
-def share_of_other(rows: Iterable[Category]) -> float:
+def share_of_other(rows: list[Category]) -> float:
     """Return the share of names that the classifier does not know."""
     return next((row.share for row in rows if row.name == categories.OTHER), 0.0)
 
@@ -367,33 +385,8 @@ def compare_with_article(rows: list[Category]) -> list[Expected]:
     expected = []
     for name, low, high, beginnings in ARTICLE:
         share = sum(row.share for row in rows if row.name.startswith(beginnings))
-        expected.append(Expected(name=name, low=low, high=high, share=round(min(1.0, share), 5)))
+        expected.append(Expected(name, low, high, round(min(1.0, share), 5)))
     return expected
-
-
-def derive_memory(sizes: MemorySizes, on_gpu: bool) -> Memory:
-    """Return memory with its notes. On a CPU the peak is that of the timelines."""
-    moments = [each for rows in sizes.timeline.values() for each in rows]
-    values = {name: getattr(sizes, name) for name in MemorySizes.__struct_fields__}
-    notes = []
-    if moments:
-        notes.append(
-            "gradients are those that autograd puts into .grad; those of a second stream count as activations"
-        )
-    if sizes.graph_pools is not None:
-        notes.append(
-            "graph pools: the allocator's segments that belong to captured graphs, gradients and activations in one"
-        )
-    if sizes.graph_pools is not None and moments:
-        notes.append(
-            "the timeline is that of an eager run: in a replay a graph's pool is held from its capture on, and"
-            " nothing is allocated inside it"
-        )
-    if not on_gpu:
-        most = max((each.gradients + each.activations for each in moments), default=0)
-        values["peak_allocated"] = sizes.lasting + most
-        notes.append("on a CPU only PyTorch's own allocations are seen; peak: of the eager runs")
-    return Memory(**values, notes=notes)
 
 
 def derive_bound(row: Counted) -> Counted:
@@ -409,6 +402,3 @@ def derive_bound(row: Counted) -> Counted:
         short = "does not fill the GPU" if row.blocks < FILLED * row.sms else bound
         bound = f"{short}: {texts.format_count(row.blocks, 'block')} for {row.sms} SMs"
     return msgspec.structs.replace(row, sentence=bound)
-
-
-File = StudyFile[Options, Case, Observed]

@@ -6,25 +6,19 @@ Nsight Compute's counters are cases of their own, so a profile stays where they 
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
-
-import msgspec
 
 from ladder.core import files, locks
 from ladder.core import text as texts
 from ladder.core.errors import UserError
 from ladder.core.job import Job
-from ladder.core.records import write_whole
-from ladder.results import plausible
 from ladder.show.table import Column, Table
 from ladder.studies import frame
 from ladder.studies.frame import Session, Study
 from ladder.studies.profile import record
 
 TRACES, REPORTS = (".json.gz", ".json"), (".nsys-rep",)  # endings of the names of files
-ROUNDED_MS = 0.005  # parts are rounded, and there may be some hundreds of them
 LONG_MS, NEAR = 0.1, 0.6  # a kernel is far from a copy if it takes longer in a step and reaches less
 LAYERS = 24  # rows of a table; the others are one row
 MIB = 2**20
@@ -65,10 +59,9 @@ ladder profile fused_act --nsys step.nsys-rep    and a report of Nsight Systems
                 files.refuse_unwritable(path.parent)
         if job.device == "cpu" and (options.ncu or options.nsys):
             raise UserError("--ncu and --nsys look into a GPU, and none is used here")
-        if options.ncu:
-            tools.find_ncu()
-        if options.nsys:
-            tools.find_nsys()
+        for name, value in (("ncu", options.ncu), ("nsys", options.nsys)):
+            if value:
+                tools.find_tool(name)
         cases = dict(file.cases) if file is not None and file.cases else {record.STEP: plan_step(job)}
         others = ((record.LARGEST, options.largest_batch), (record.COUNTERS, options.ncu))
         return cases | {key: record.Case() for key, is_wanted in others if is_wanted}
@@ -96,64 +89,15 @@ ladder profile fused_act --nsys step.nsys-rep    and a report of Nsight Systems
                 tools.record_report(job, file.cases[record.STEP].recipe or {})
 
     def derive(self, file: record.File) -> record.Profile:
-        case, step = file.cases.get(record.STEP, record.Case()), read_step(file)
-        on_gpu = file.machine.device == "cuda"
-        cycles = (step.cycles or len(step.walls_ms)) if step else 0
-        protocol = record.Protocol(
-            record.GPU if on_gpu else record.CPU, cycles, frame.list_cautions(self, file)
-        )
-        profile = record.Profile(
-            ladder=case.ladder, rung=file.options.rung, recipe=case.recipe, protocol=protocol
-        )
-        if step is None:
-            return profile
-        values: dict[str, Any] = {}
-        if record.COUNTERS in file.observed and (counters := file.observed[record.COUNTERS].counters):
-            values["counters"] = [record.derive_bound(row) for row in counters]
-        if record.LARGEST in file.observed and (search := file.observed[record.LARGEST].largest):
-            values["largest"] = record.Largest(
-                tried=search.tried,
-                settled=search.settled,
-                images_per_s=search.images_per_s,
-                batch=search.find_batch(),
-            )
-        rows = record.derive_categories(step)
-        layers = record.Layers([], reason=step.no_layers)
-        if step.no_layers is None:
-            unknown = sum(row.ms for row in step.layers if row.name == record.UNKNOWN)
-            layers = record.Layers(
-                step.layers, round(unknown / (sum(row.ms for row in step.layers) or 1.0), 5)
-            )
-        return msgspec.structs.replace(
-            profile,
-            step_ms=round(statistics.median(step.walls_ms), 5),
-            gpu_ms=step.gpu_ms,
-            profile=step.profile,
-            categories=rows,
-            phases=[
-                record.PhaseRow(
-                    row.name, row.ms, row.launches, row.runs, row.runs and round(row.ms / row.runs, 5)
-                )
-                for row in step.phases
-            ],
-            layers=layers,
-            expected=record.compare_with_article(rows),
-            memory=record.derive_memory(step.memory, on_gpu),
-            heaviest=step.heaviest,
-            passes=step.passes,
-            gaps=step.gaps,
-            **values,
-        )
+        return record.derive_profile(file, frame.list_cautions(self, file))
 
     def list_problems(self, file: record.File) -> Iterator[str]:
-        if (step := read_step(file)) is None:
-            return
-        least = plausible.floor_ms(write_whole(file.machine), file.workload or {})
-        if least and min(step.walls_ms) < least[0]:
+        step = record.read_step(file)
+        if step is not None and min(step.walls_ms) < frame.find_floor_ms(file):
             yield "walls_ms: faster than this GPU can compute"
 
     def list_cautions(self, file: record.File) -> list[str]:
-        if (step := read_step(file)) is None:
+        if (step := record.read_step(file)) is None:
             return []
         other = record.share_of_other(record.derive_categories(step))
         lines = [each.reason for each in file.observed.values() if each.reason]
@@ -177,11 +121,6 @@ ladder profile fused_act --nsys step.nsys-rep    and a report of Nsight Systems
 
 
 STUDY = ProfileStudy()
-
-
-def read_step(file: record.File) -> record.Step | None:
-    """Return the step that a file holds, if it was profiled."""
-    return file.observed[record.STEP].step if record.STEP in file.observed else None
 
 
 def plan_step(job: Job) -> record.Case:
@@ -209,16 +148,15 @@ def write_sentences(file: record.File, profile: record.Profile) -> list[str]:
     sentence = f"{profile.rung}: the step was not profiled"
     if profile.categories:
         first = profile.categories[0]
-        of = "GPU work" if profile.protocol.of == record.GPU else "operators' own time on the CPU"
         sentence = (
-            f"{profile.rung}: a step takes {profile.step_ms:.2f} ms, with {profile.gpu_ms:.2f} ms of {of};"
+            f"{profile.rung}: a step takes {profile.step_ms:.2f} ms, its {profile.protocol.of} {profile.gpu_ms:.2f} ms;"
             f" {first.name} is {100 * first.share:.0f} percent of it"
         )
     return [
         f"What {profile.rung} does in a step: {machine.gpu or machine.cpu}",
         sentence,
-        f"Workload {work.get('name')}, ladder {profile.ladder}, PyTorch {machine.torch}, commit"
-        f" {(file.commit or 'unknown')[:12]}{' with changes' if file.dirty else ''}. One process, one traced cycle.",
+        f"Workload {work.get('name')}, ladder {profile.ladder}, one process, one traced cycle."
+        f" {frame.describe_software(file)}",
     ]
 
 
@@ -231,10 +169,7 @@ def tabulate_profile(profile: record.Profile) -> Iterator[Table]:
         [Column("group"), Column("article"), Column("here", "share")],
         [[row.name, f"{100 * row.low:.0f}-{100 * row.high:.0f}%", row.share] for row in profile.expected],
         "Beside the article's expectation",
-        [
-            "the article speaks of its own baseline on an A100",
-            "names of PyTorch's kernels do not distinguish modulation from activation: both are nonlinearities",
-        ],
+        ["the article speaks of its own baseline on an A100; modulation counts as a nonlinearity here"],
     )
     yield Table(
         [Column("phase"), Column("ms a step", "ms"), Column("ms a run", "ms", 1), Column("runs a step", "amount", 2),
@@ -271,8 +206,7 @@ def tabulate_profile(profile: record.Profile) -> Iterator[Table]:
             [[row.kernel, row.us, row.sm, row.dram, row.l1_hits, row.sector_bytes, row.sentence]
              for row in profile.counters],
             "Counters of the heaviest kernels",
-            ["of the longest launch that was counted, with emptied caches; SM %, DRAM %: of the peak; of 32 B: bytes"
-             " that loads use of a sector"],
+            ["of the longest launch, with emptied caches; SM %, DRAM %: of the peak; of 32 B: bytes used of a sector"],
         )  # fmt: skip
     yield from _tabulate_memory(profile.memory)
     if largest := profile.largest:
@@ -287,33 +221,23 @@ def tabulate_profile(profile: record.Profile) -> Iterator[Table]:
 
 
 def _tabulate_categories(profile: record.Profile) -> Table:
+    on_gpu = profile.protocol.of == record.GPU
     rows: list[list[Any]] = []
     for row in profile.categories:
-        rate, place = row.rate and f"{texts.format_amount(row.rate)} {row.unit}", None
-        if was := row.replaced:
-            place = f"{was.lost_ms:.2f} ms by {was.fused_ms:.2f} at {was.at}"
-        rows.append([row.name, row.shown_ms, row.share, row.launches, rate, place])
-    launches = sum(row.launches for row in profile.categories)
-    whole = "GPU time" if profile.protocol.of == record.GPU else "all operators"
-    rows.append([whole, profile.gpu_ms, None, launches, None, None])
-    if profile.protocol.of == record.GPU:
-        waiting = max(0.0, (profile.step_ms or 0.0) - (profile.gpu_ms or 0.0))
-        rows.append(["waiting", waiting, None, None, None, None])
-    rows.append(["step", profile.step_ms, None, None, None, None])
-    other = record.share_of_other(profile.categories)
-    notes = [f"other is {other:.1%}; above {record.MOST_OTHER:.0%} the classifier lacks names"]
-    if profile.overlap_ms >= ROUNDED_MS:
-        where = "tables below" if profile.is_once else "tables"
-        notes.append(
-            f"for {profile.overlap_ms:.2f} ms a kernel ran beside another: rates and the {where} count both, GPU time"
-            " counts one"
-        )
-    if sources := sorted({row.replaced.source for row in profile.categories if row.replaced}):
-        notes.append(f"took the place of: what other categories lost at that rung, by {', '.join(sources)}")
+        rate = row.rate and f"{texts.format_amount(row.rate)} {row.unit}"
+        rows.append([row.name, row.shown_ms, row.share, row.launches, rate])
+    launches, step_ms, gpu_ms = sum(row[3] for row in rows), profile.step_ms or 0.0, profile.gpu_ms or 0.0
+    rows.append(["GPU time" if on_gpu else "all operators", gpu_ms, None, launches, None])
+    rows += [["waiting", max(0.0, step_ms - gpu_ms), None, None, None]] * on_gpu
+    rows.append(["step", step_ms, None, None, None])
+    other, beside_ms = record.share_of_other(profile.categories), profile.total_ms - gpu_ms
+    notes = [
+        f"other is {other:.1%}; above {record.MOST_OTHER:.0%} the classifier lacks names",
+        f"for {abs(beside_ms):.2f} ms a kernel ran beside another: rates and the tables below count both",
+    ]
     columns = [
         Column("category"), Column("ms a step", "ms"), Column("share", "share"),
-        Column("launches" if profile.protocol.of == record.GPU else "calls", "amount"), Column("rate", priority=1),
-        Column("took the place of", priority=2),
+        Column("launches" if on_gpu else "calls", "amount"), Column("rate", priority=1),
     ]  # fmt: skip
     return Table(columns, rows, "By category", notes).drop_empty()
 
@@ -346,9 +270,7 @@ def tabulate_passes(passes: Sequence[record.Pass]) -> Table:
     sums = sum(row.ms for row in passes), sum(row.launches for row in passes)
     rows.append(["together", *sums, None, None, share_of_copy(passes)])
     notes = [
-        "share: the time that copies of as many bytes take with a cold L2, by the kernel's; bytes: each tensor that a"
-        " launch is given, once",
-        "no bytes: kernels that read addresses from a table; the categories of the profile have the optimizer's rate",
+        "share: the time of copying as many bytes with a cold L2, by the kernel's; bytes: each tensor once",
         f"over {1000 * LONG_MS:.0f} us a step and below {100 * NEAR:.0f}%: {', '.join(far) or 'none'}",
     ]
     columns = [
@@ -375,22 +297,18 @@ def _tabulate_memory(memory: record.Memory) -> Iterator[Table]:
         "graph pools": memory.graph_pools,
     }
     rows: list[list[Any]] = [[name, size / MIB] for name, size in sizes.items() if size is not None]
-    yield Table([Column(""), Column("MiB", "amount")], rows, "Memory", memory.notes)
+    note = "graph pools hold gradients and activations of captured graphs from their capture on"
+    yield Table([Column(""), Column("MiB", "amount")], rows, "Memory", [note])
     rows = []
     for phase, moments in memory.timeline.items():
-        for name, moment in (
-            {
-                "at the beginning": moments[0],
-                "most gradients": max(moments, key=lambda m: m.gradients),
-                "most activations": max(moments, key=lambda m: m.activations),
-                "at the end": moments[-1],
-            }.items()
-            if moments
-            else ()
-        ):
-            total = memory.lasting + moment.gradients + moment.activations
-            in_mib = (each / MIB for each in (moment.gradients, moment.activations, total))
-            rows.append([phase, name, moment.at_ms, *in_mib])
+        gradients = max(moments, key=lambda each: each.gradients, default=None)
+        activations = max(moments, key=lambda each: each.activations, default=None)
+        ends = {"at the beginning": moments[0], "at the end": moments[-1]} if moments else {}
+        for name, moment in {**ends, "most gradients": gradients, "most activations": activations}.items():
+            if moment is not None:
+                total = memory.lasting + moment.gradients + moment.activations
+                in_mib = (each / MIB for each in (moment.gradients, moment.activations, total))
+                rows.append([phase, name, moment.at_ms, *in_mib])
     if rows:
         columns = [
             Column("phase"), Column("moment"), Column("at ms", "amount", 2), Column("gradients MiB", "amount", 1),

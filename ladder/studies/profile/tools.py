@@ -20,10 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
@@ -33,9 +33,11 @@ from ladder.core.paths import ROOT
 from ladder.core.protocol import IN_ORDER
 from ladder.core.records import Fields
 from ladder.core.text import clean_line, last_line
+from ladder.engine.pool import WorkerFailure
 from ladder.receipts import kernel_names
 from ladder.studies.profile.record import BETWEEN, Counted, Heavy
 
+TITLES = {"ncu": "Nsight Compute", "nsys": "Nsight Systems"}
 METRICS = {  # our name -> Nsight Compute's
     "sm": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
     "dram": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
@@ -46,14 +48,13 @@ METRICS = {  # our name -> Nsight Compute's
 # Launches that are counted of each grid and block. Kernels with the same grid and block may share them. ncu repeats
 # each about ten times, and copies its memory between. A thousand take minutes, and a step has up to five thousand.
 LAUNCHES = 3
-ENOUGH_S = 100.0  # of counting, after which no other phase begins
+ENOUGH_S = 100.0  # of counting, after which no other phase begins: ncu prints its counters up to then
 COUNTING_S = 400.0
 RUNNING_S = 400.0  # of Nsight Systems
 SECTOR = 32  # bytes
 RAN = re.compile(r"\bran (\w+)$", re.MULTILINE)  # the end of a line of the watched process
 NSIGHT = Path("/opt/nvidia/nsight-compute")
 TARGET = (sys.executable, "-m", "ladder.studies.profile.tools")
-INSTEAD = "`ladder profile RUNG --trace FILE.json.gz` records the same steps without nsys"
 
 
 class Launch(NamedTuple):
@@ -62,10 +63,6 @@ class Launch(NamedTuple):
     kernel: str
     blocks: int
     values: dict[str, float | None]
-
-
-class Refused(Exception):
-    """The error that Nsight Compute is missing or did not count, with the reason in one line."""
 
 
 def run_tool(line: Sequence[str], timeout_s: float) -> tuple[str, int]:
@@ -92,22 +89,15 @@ def run_tool(line: Sequence[str], timeout_s: float) -> tuple[str, int]:
     return f"{stdout}\n{stderr}", process.returncode
 
 
-def find_ncu() -> str:
-    """Return the path of `ncu`. Raises UserError where there is none."""
-    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
+def find_tool(name: str) -> str:
+    """Return the path of `ncu` or `nsys`. Raises UserError where there is none."""
+    homes = [os.environ.get(home) for home in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
     folders = os.pathsep.join([os.environ.get("PATH", ""), *(f"{home}/bin" for home in homes if home)])
-    # Its own package makes no link in a folder of PATH. The newest version counts.
-    own = sorted(NSIGHT.glob("*/ncu"), key=lambda path: [*map(int, re.findall(r"\d+", path.parent.name))])
-    if path := shutil.which("ncu", path=folders) or (own and str(own[-1])):
+    # Nsight Compute's own package makes no link in a folder of PATH. The newest version counts.
+    own = sorted(NSIGHT.glob(f"*/{name}"), key=lambda path: [*map(int, re.findall(r"\d+", path.parent.name))])
+    if path := shutil.which(name, path=folders) or (own and str(own[-1])):
         return path
-    raise UserError("--ncu: Nsight Compute (ncu) is not installed; it comes with the CUDA toolkit")
-
-
-def find_nsys() -> str:
-    """Return the path of `nsys`. Raises UserError where there is none."""
-    if path := shutil.which("nsys"):
-        return path
-    raise UserError(f"Nsight Systems (nsys) is not installed; it comes with the CUDA toolkit. {INSTEAD}")
+    raise UserError(f"--{name}: {TITLES[name]} ({name}) is not installed; it comes with the CUDA toolkit")
 
 
 def write_spec(folder: str, workload: Fields, recipe: Fields, phases: Sequence[str] = ()) -> str:
@@ -131,7 +121,7 @@ def count(
     and block, may have come first.
 
     Raises:
-        Refused: ncu counted nothing.
+        WorkerFailure: ncu counted nothing.
     """
     rows: dict[str, Counted] = {}
     lost = list(heaviest)
@@ -141,10 +131,10 @@ def count(
             try:
                 output, status = run_tool(make_ncu_command(ncu, lost, spec), COUNTING_S)
             except (TimeoutError, OSError) as error:
-                raise Refused(f"Nsight Compute: {error.strerror or error}") from None
+                raise WorkerFailure("failed", f"--ncu: {error.strerror or error}") from None
         launches = read_launches(output)
         if not launches and not turn:
-            raise Refused(explain_refusal(output, status))
+            raise WorkerFailure("failed", f"--ncu: {explain_refusal(output, status)}")
         rows |= {row.kernel: row for row in pick_launches(lost, launches, RAN.findall(output), sms)}
         lost = [each for each in heaviest if rows[each.kernel].us is None and each.phase != BETWEEN]
         if not lost or len(lost) == len(heaviest):
@@ -157,12 +147,11 @@ def list_phases(heaviest: Sequence[Heavy]) -> list[str]:
 
     A kernel whose phase is unknown may run in each of them.
     """
-    took: dict[str, float] = defaultdict(float)
+    ms: Counter[str] = Counter()
     for row in heaviest:
-        if row.phase != BETWEEN:
-            for phase in [row.phase] if row.phase in IN_ORDER else IN_ORDER:
-                took[phase] += row.ms
-    return sorted(took, key=lambda phase: -took[phase])
+        phases = (row.phase,) if row.phase in (*IN_ORDER, BETWEEN) else IN_ORDER
+        ms.update(dict.fromkeys(phases, row.ms))  # type: ignore[arg-type]
+    return [phase for phase, _ in ms.most_common() if phase != BETWEEN]
 
 
 def make_ncu_command(ncu: str, heaviest: Sequence[Heavy], spec: str) -> list[str]:
@@ -191,23 +180,23 @@ def match_kernels(heaviest: Sequence[Heavy]) -> str:
 
 def read_launches(text: str) -> list[Launch]:
     """Return the launches in ncu's CSV. Other lines of the output, and the line of units, are skipped."""
+
+    def read_number(cell: str | None) -> float | None:
+        try:
+            number = float((cell or "").replace(",", ""))
+        except ValueError:
+            return None
+        return number if math.isfinite(number) else None  # ncu writes nan for a ratio of nothing
+
     lines = [line for line in text.splitlines() if line.startswith('"')]
     head = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     launches = []
     for row in csv.DictReader(lines[head:]):
         if (row["ID"] or "").isdigit():
             blocks = math.prod(map(int, re.findall(r"\d+", row["Grid Size"])))
-            values = {name: _read_number(row.get(theirs)) for name, theirs in METRICS.items()}
+            values = {name: read_number(row.get(theirs)) for name, theirs in METRICS.items()}
             launches.append(Launch(row["Kernel Name"].strip(), blocks, values))
     return launches
-
-
-def _read_number(text: str | None) -> float | None:
-    try:
-        number = float((text or "").replace(",", ""))
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None  # ncu writes nan for a ratio of nothing
 
 
 def explain_refusal(text: str, status: int) -> str:
@@ -215,10 +204,10 @@ def explain_refusal(text: str, status: int) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = next((line.split("==")[-1].strip() for line in lines if line.startswith("==ERROR==")), None)
     if reason is None:
-        return one_line(f"Nsight Compute counted nothing (status {status}): {last_line(text)}")
+        return one_line(f"nothing was counted (status {status}): {last_line(text)}")
     if "application returned an error code" in reason:
         reason += f" {next((line for line in reversed(lines) if not line.startswith('==')), '')}"
-    return one_line(f"Nsight Compute: {reason}")
+    return one_line(reason)
 
 
 def pick_launches(
@@ -230,33 +219,31 @@ def pick_launches(
         ran: the phases that were run.
         sms: multiprocessors of the GPU.
     """
-    labels = [clean_line(kernel_names.name_label(row.kernel)) for row in launches]
     rows = []
     for heavy in heaviest:
-        own = [row for row, label in zip(launches, labels, strict=True) if label == heavy.kernel]
-        if not own:  # spelled so that its label differs: the function is the same
-            own = [row for row in launches if re.match(match_kernels([heavy]), row.kernel)]
+        own = [row for row in launches if clean_line(kernel_names.name_label(row.kernel)) == heavy.kernel]
+        # a kernel may be spelled so that its label differs: the function is the same
+        own = own or [row for row in launches if re.match(match_kernels([heavy]), row.kernel)]
         if not own:
             reason = f"no launch was counted in an eager {' or '.join(ran) or 'phase'}"
             rows.append(Counted(kernel=heavy.kernel, sentence=reason, sms=sms))
             continue
-        longest = max(own, key=lambda row: row.values["ns"] or 0.0)
-        # of several passes counters may exceed 100 a little
-        values = {
-            key: None if n is None else min(100.0, n) for key, n in longest.values.items() if key != "ns"
-        }
-        # 0: all loads pass by, as those of the tensor memory accelerator do
-        of_sector, ns = values.pop("of_sector") or None, longest.values["ns"]
-        rows.append(
-            Counted(
-                kernel=heavy.kernel,
-                us=ns and ns / 1000,
-                **values,  # type: ignore[arg-type]
-                sector_bytes=of_sector and round(of_sector * SECTOR / 100, 2),
-                blocks=longest.blocks,
-                sms=sms,
-            )
+        _, blocks, values = max(own, key=lambda row: row.values["ns"] or 0.0)
+        us, of_sector = values["ns"], values["of_sector"]  # 0: all loads pass by, as those of the TMA do
+        shares = {
+            key: n and min(100.0, n) for key, n in values.items()
+        }  # several passes may exceed 100 a little
+        counted = Counted(
+            kernel=heavy.kernel,
+            us=us and us / 1000,
+            sm=shares["sm"],
+            dram=shares["dram"],
+            l1_hits=shares["l1_hits"],
+            sector_bytes=round(of_sector * SECTOR / 100, 2) if of_sector else None,
+            blocks=blocks,
+            sms=sms,
         )
+        rows.append(counted)
     return rows
 
 
@@ -272,7 +259,7 @@ def record_report(job: Job, recipe: Fields, timeout_s: float = RUNNING_S) -> Non
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "step.nsys-rep"
         line = [
-            find_nsys(), "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none",
+            find_tool("nsys"), "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none",
             "--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--cuda-graph-trace=node",
             f"--output={report}", *TARGET, write_spec(folder, job.workload, recipe),
         ]  # fmt: skip
@@ -282,15 +269,14 @@ def record_report(job: Job, recipe: Fields, timeout_s: float = RUNNING_S) -> Non
         except (TimeoutError, OSError) as error:
             reason = str(error)
         if not report.exists():
-            raise UserError(
-                f"nsys made no report on this machine ({reason}); the profile is stored. {INSTEAD}"
-            )
+            instead = "`ladder profile RUNG --trace FILE.json.gz` records the same steps without nsys"
+            raise UserError(f"nsys made no report ({reason}); the profile is stored. {instead}")
         job.options.nsys.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(report, job.options.nsys)
 
 
 def run_target(path: Path, device: str = "cuda") -> None:
-    """Run the step of a file under the profiler. `device` is another one in tests."""
+    """Run the step of a file under the profiler, and print each phase that ran. `device` is another one in tests."""
     import torch
 
     from ladder.studies.profile import tracing
@@ -308,25 +294,16 @@ def run_target(path: Path, device: str = "cuda") -> None:
             torch.cuda.synchronize()
             stack.enter_context(torch.cuda.profiler.profile())
             stack.callback(torch.cuda.synchronize)
-        if spec["phases"]:
-            run_phases(step, spec["phases"], ENOUGH_S)
-            return
-        if device == "cuda":
-            stack.enter_context(torch.autograd.profiler.emit_nvtx())
-        stack.enter_context(tracing.name_layers(step))  # where no graph hides them
-        tracing.run_named(step)
-
-
-def run_phases(step: Any, phases: list[str], enough_s: float) -> None:
-    """Run phases as they are, and print each that ran.
-
-    After so many seconds no phase begins, so that the counters up to then are printed by ncu, and not lost.
-    """
-    begin = time.monotonic()
-    for phase in phases:
-        if time.monotonic() - begin < enough_s:
-            step.run_phase(phase)
-            print(f"ran {phase}", flush=True)
+        begin = time.monotonic()
+        for phase in spec["phases"]:
+            if time.monotonic() - begin < ENOUGH_S:
+                step.run_phase(phase)
+                print(f"ran {phase}", flush=True)
+        if not spec["phases"]:
+            if device == "cuda":
+                stack.enter_context(torch.autograd.profiler.emit_nvtx())
+            stack.enter_context(tracing.name_layers(step))  # where no graph hides them
+            tracing.run_named(step)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import math
 import re
 import statistics
@@ -21,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import record_function
@@ -30,9 +31,8 @@ from ladder.core import files
 from ladder.core.protocol import CYCLE_STEPS
 from ladder.receipts import categories, kernel_families, traces
 from ladder.receipts.kernel_families import Event
-from ladder.receipts.traces import count_once, measure_union
 from ladder.receipts.watch import intercept_launches
-from ladder.studies.profile.record import UNKNOWN
+from ladder.studies.profile.record import BETWEEN, UNKNOWN
 
 # Pauses between a phase and the mark before and behind it. A GPU's clock is a fraction of a millisecond off the host's.
 APART_S = {"cuda": 0.002, "cpu": 0.0005}
@@ -50,7 +50,8 @@ SIZES_COPIED = tuple(2**power for power in range(14, 29))
 COPIES = 5  # of each size
 EVICTS = 2**28  # bytes that are written before each copy: more than any L2 holds
 LAUNCHING = ("cuda_runtime", "cuda_driver")  # activities of the host that launch kernels
-NO_KERNELS = ("gpu_user_annotation", "user_annotation", "overhead")  # activities of the GPU
+NO_KERNELS = ("gpu_user_annotation", "user_annotation", "overhead", MEMORY)  # activities of the GPU
+OPERATOR = "cpu_op"
 OUTSIDE = "outside the layers"  # losses, inputs, sums of gradients, optimizers, the moving average
 FILL = "fill_words_kernel"  # in a rewritten graph
 ON_DEVICE = re.compile(r"(memset|memcpy)(\d| DtoD\b| \(Device)", re.IGNORECASE)
@@ -66,7 +67,8 @@ TABLES = ("adam", "spectral")  # kernels that find their tensors in tables of ad
 class Ran:
     """A kernel, a copy or an operator: its name and family, when it began, and its own time. Nanoseconds.
 
-    `beside_ns` are those of its time that count for others, because kernels ran at once.
+    `beside_ns` are those of its time that count for others, because kernels ran at once. Its phase, its layer and the
+    bytes that it moves come from the eager runs; unknown bytes are None.
     """
 
     name: str
@@ -74,18 +76,13 @@ class Ran:
     begin: int
     ns: int
     beside_ns: int = 0
+    phase: str = BETWEEN
+    layer: str = OUTSIDE
+    backward: bool = False
+    moved: int | None = None
 
 
-@dataclass(frozen=True)
-class Segment:
-    """A run of a phase, or of a whole step, with all that ran in it in order. Without phases: between two of them."""
-
-    phases: tuple[str, ...]
-    ran: tuple[Ran, ...]
-
-
-@dataclass(frozen=True)
-class Label:
+class Label(NamedTuple):
     """A kernel or operator of an eager run with its phase and layer, and its bytes if known."""
 
     name: str
@@ -95,17 +92,22 @@ class Label:
     moved: int | None
 
 
-Labels = list[tuple[Segment, list[Label | None]]]
-Mark = tuple[tuple[str, ...], int]  # phases, and when they had ended: ns since 1970
-Size = tuple[str, int]  # a launch of a kernel of ours, and the bytes of the tensors that it is given
+class Segment(NamedTuple):
+    """A run of a phase, or of a whole step, with all that ran in it in order. Without phases: between two of them."""
+
+    phases: tuple[str, ...]
+    ran: tuple[Ran, ...]
 
 
-@dataclass(frozen=True)
-class Traced:
+class Traced(NamedTuple):
     """The segments of a cycle, and the time in which anything ran: the union over all streams. Nanoseconds."""
 
     segments: tuple[Segment, ...]
     busy_ns: int
+
+
+Mark = tuple[tuple[str, ...], int]  # phases, and when they had ended: ns since 1970
+Size = tuple[str, int]  # a launch of a kernel of ours, and the bytes of the tensors that it is given
 
 
 def trace_cycle(step: Any) -> Traced:
@@ -119,11 +121,17 @@ def trace_cycle(step: Any) -> Traced:
     profile = run_profiled(cycle, step.device)
     if step.device == "cuda":
         return cut_events(traces.list_events(profile), marks, step.device)
-    events: list[Event] = []
-    for event in filter(is_operator, profile.profiler.kineto_results.events()):
-        end = event.start_ns() + event.duration_ns()
-        events.append((event.name(), False, event.start_thread_id(), event.start_ns(), end))
+    operators = [event for event in list_events(profile) if name_activity(event) == OPERATOR]
+    spans = [
+        (each.start_thread_id(), each.start_ns(), each.start_ns() + each.duration_ns()) for each in operators
+    ]
+    events = [(each.name(), False, *span) for each, span in zip(operators, spans, strict=True)]
     return cut_events(events, marks, step.device)
+
+
+def list_events(profile: Any) -> list[Any]:
+    """Return the events of a profile that has ended, as PyTorch gives them."""
+    return list(profile.profiler.kineto_results.events())
 
 
 def run_profiled(run: Callable[[], None], device: str, *, host: bool = False, **more: Any) -> Any:
@@ -174,13 +182,15 @@ def name_activity(event: Any) -> str:
     PyTorch 2.13 has the word. Versions before have none or a number: there the name decides.
     """
     kind = event.activity_type() if hasattr(event, "activity_type") else None
+    if event.name() == MEMORY:
+        return MEMORY
     if isinstance(kind, str):
         return kind
     if is_range(event):
         return "user_annotation"
     if CALL.match(name := event.name()):
         return "cuda_runtime"
-    return "overhead" if name.lower() in OVERHEAD else "cpu_op"
+    return "overhead" if name.lower() in OVERHEAD else OPERATOR
 
 
 def is_range(event: Any) -> bool:
@@ -188,22 +198,16 @@ def is_range(event: Any) -> bool:
     return hasattr(event, "is_user_annotation") and bool(event.is_user_annotation())
 
 
-def is_operator(event: Any) -> bool:
-    """Return whether a profiler's event is an operator: neither a range of a user nor a record of memory."""
-    return name_activity(event) == "cpu_op" and event.name() != MEMORY
-
-
 def cut_events(events: Iterable[Event], marks: Sequence[Mark], device: str) -> Traced:
     """Return the segments that marks cut events into. The last segment has all that begins later."""
     if device == "cuda":
         kernels = [e for e in events if e[1] and not e[0].startswith(kernel_families.WAITING)]
+        owns = traces.count_once([e[2:] for e in kernels])
         ran = [
             Ran(name, kernel_families.name_family(name), begin, end - begin, end - begin - own)
-            for (name, _, _, begin, end), own in zip(
-                kernels, count_once([e[2:] for e in kernels]), strict=True
-            )
+            for (name, _, _, begin, end), own in zip(kernels, owns, strict=True)
         ]
-        busy = measure_union([e[3:] for e in kernels])
+        busy = traces.measure_union([e[3:] for e in kernels])
     else:
         ran = take_own_times(events)
         busy = sum(each.ns for each in ran)
@@ -249,15 +253,14 @@ def label_events(profile: Any, phase: str, device: str, launches: Sequence[Size]
         launches: (kernel, bytes) of ours, of `note_launches`.
     """
     kernels, hosts, calls = [], [], {}
-    events = profile.profiler.kineto_results.events()
-    for event in sorted(events, key=lambda each: (each.start_ns(), -each.duration_ns())):
+    for event in sorted(list_events(profile), key=lambda each: (each.start_ns(), -each.duration_ns())):
         activity = name_activity(event)
         if event.device_type() == torch.autograd.DeviceType.CUDA:
-            if activity not in NO_KERNELS and not event.name().startswith((MEMORY, *kernel_families.WAITING)):
+            if activity not in NO_KERNELS and not event.name().startswith(kernel_families.WAITING):
                 kernels.append(event)
         elif activity in LAUNCHING and event.correlation_id():
             calls[event.correlation_id()] = event.start_ns()
-        elif is_range(event) or is_operator(event):
+        elif is_range(event) or activity == OPERATOR:
             hosts.append(event)
     places = place_hosts(hosts)
     # An operator without a node in autograd's graph has the number of the next one with a node, so the last counts.
@@ -344,24 +347,27 @@ def _unify_name(name: str) -> str:
 
     A graph replays some of them as kernels: `memset32`, `memcpy32_post`, and `fill_words_kernel` of `graph_fills`.
     """
-    if name == FILL:
-        return "memset"
     match = ON_DEVICE.match(name)
-    return match[1].lower() if match else name
+    return "memset" if name == FILL else match[1].lower() if match else name
 
 
-def label_segments(eager: Mapping[str, list[Label]], segments: Iterable[Segment]) -> Labels:
-    """Return each segment with the labels of all that ran in it. Segments without phases have none."""
-    labels: Labels = []
+def label_segments(eager: Mapping[str, list[Label]], segments: Iterable[Segment]) -> list[Ran]:
+    """Return all that ran, with layers; in a whole step also the phases come from the eager runs."""
+    labelled: list[Ran] = []
     matched: dict[Any, list[int | None]] = {}
-    for segment in segments:
-        expected = [label for phase in segment.phases for label in eager.get(phase, [])]
-        names = tuple(each.name for each in segment.ran)
-        key = segment.phases, names
-        if key not in matched:
-            matched[key] = match_names([each.name for each in expected], names)
-        labels.append((segment, [None if at is None else expected[at] for at in matched[key]]))
-    return labels
+    for phases, ran in segments:
+        if not phases:
+            labelled += ran
+            continue
+        expected = [label for phase in phases for label in eager.get(phase, [])]
+        names = tuple(each.name for each in ran)
+        if (phases, names) not in matched:
+            matched[phases, names] = match_names([each.name for each in expected], names)
+        unknown = Label("", phases[0] if len(phases) == 1 else UNKNOWN, UNKNOWN, False, None)
+        for each, at in zip(ran, matched[phases, names], strict=True):
+            label = unknown if at is None else expected[at]
+            labelled.append(replace(each, **(label._asdict() | {"name": each.name})))
+    return labelled
 
 
 def count_moved(name: str, shapes: Sequence[Any], dtypes: Sequence[str]) -> int | None:
@@ -419,8 +425,8 @@ def time_copies(device: str) -> list[tuple[int, int]]:
                 pair[1].copy_(pair[0])
 
     run()
-    events = [event for event in traces.list_events(run_profiled(run, device)) if event[1]]
-    took = [end - begin for name, _, _, begin, end in sorted(events, key=lambda e: e[3]) if COPY.match(name)]
+    events = sorted(traces.list_events(run_profiled(run, device)), key=lambda each: each[3])
+    took = [end - begin for name, on_gpu, _, begin, end in events if on_gpu and COPY.match(name)]
     if len(took) != COPIES * len(SIZES_COPIED):
         return []
     rows = [took[k : k + COPIES] for k in range(0, len(took), COPIES)]
@@ -435,20 +441,19 @@ def name_layers(step: Any) -> Iterator[None]:
     """
     ranges: list[Any] = []  # that are open: layers lie in each other
     handles = []
+
+    def enter(title: str, *_: Any) -> None:
+        ranges.append(record_function(f"{RANGE}{title}"))
+        ranges[-1].__enter__()
+
+    def leave(*_: Any) -> None:
+        ranges.pop().__exit__(None, None, None)
+
     for network, module in (("G", step.G), ("D", step.D)) if step.recipe.compile == "off" else ():
         for name, layer in module.named_modules():
-            if (title := layer_name(network, name, step.workload.resolutions)) is None:
-                continue
-
-            def enter(_: Any, __: Any, title: str = title) -> None:
-                ranges.append(record_function(f"{RANGE}{title}"))
-                ranges[-1].__enter__()
-
-            def leave(_: Any, __: Any, ___: Any) -> None:
-                ranges.pop().__exit__(None, None, None)
-
-            handles.append(layer.register_forward_pre_hook(enter))
-            handles.append(layer.register_forward_hook(leave, always_call=True))
+            if title := layer_name(network, name, step.workload.resolutions):
+                handles.append(layer.register_forward_pre_hook(functools.partial(enter, title)))
+                handles.append(layer.register_forward_hook(leave, always_call=True))
     try:
         yield
     finally:
@@ -486,15 +491,14 @@ def note_launches() -> Iterator[list[Size]]:
         yield launches
 
 
-def write_trace(step: Any, path: Path) -> str:
-    """Record one step of each kind and write the trace. Return a line that says what the file holds."""
+def write_trace(step: Any, path: Path) -> None:
+    """Record one step of each kind and write the trace."""
     with name_layers(step):
         profile = run_profiled(lambda: run_named(step), step.device, host=True)
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / path.name  # PyTorch compresses a file with this ending
         profile.export_chrome_trace(str(whole))
         files.write_file(path, whole.read_bytes())
-    return "one step of each kind"
 
 
 def run_named(step: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,7 @@ PLANTED = {  # name -> (category, us of a launch)
     "void cudnn::ops::nchwToNhwcKernel<float>(int)": ("layout and dtype conversion", 18.0),
     "never_seen_before": ("other", 3.0),
 }
+FIELDS = Workload.from_dict(LEAST).to_dict() | {"data": None}
 COPIED = [(1 << 20, 2 * US), (1 << 24, 16 * US)]  # (bytes, ns) of copies
 
 
@@ -40,10 +42,8 @@ def make_ran(name: str, us: float, at_us: float = 0) -> Ran:
     return Ran(name, kernel_families.name_family(name), int(at_us * US), int(us * US))
 
 
-def make_label(
-    name: str, layer: str, phase: str = "G_main", backward: bool = False, moved: int | None = None
-) -> Label:
-    return Label(name, phase, layer, backward, moved)
+def make_label(name: str, layer: str, phase: str = "G_main", backward: bool = False) -> Label:
+    return Label(name, phase, layer, backward, None)
 
 
 def list_events(names: Sequence[str], begin: int) -> list[kernel_families.Event]:
@@ -71,18 +71,16 @@ def traced() -> Traced:
 
 
 @pytest.fixture(scope="module")
-def unlabelled(traced: Traced) -> measuring.Labels:
+def unlabelled(traced: Traced) -> list[Ran]:
     return tracing.label_segments({}, traced.segments)
 
 
-def derive_categories(
-    labels: measuring.Labels, work: dict[str, float] | None = None
-) -> list[record.Category]:
-    step = SimpleNamespace(profile=measuring.list_kernels(labels), work=work or {}, replaced={})
+def derive_categories(ran: list[Ran], work: dict[str, float] | None = None) -> list[record.Category]:
+    step = SimpleNamespace(profile=measuring.list_kernels(ran), work=work or {}, replaced={})
     return record.derive_categories(step)  # type: ignore[arg-type]
 
 
-def test_each_planted_kernel_shows_in_its_category(traced: Traced, unlabelled: measuring.Labels) -> None:
+def test_each_planted_kernel_shows_in_its_category(traced: Traced, unlabelled: list[Ran]) -> None:
     rows = {row.name: row for row in derive_categories(unlabelled)}
     assert rows.keys() == {category for category, _ in PLANTED.values()}
     for name, (category, us) in PLANTED.items():
@@ -112,8 +110,8 @@ def test_every_instant_belongs_to_one_category_so_their_sum_is_gpu_time() -> Non
     assert traced.busy_ns == 6000 * US and [row.share for row in rows] == [0.66667, 0.33333, 0.0]
 
 
-def test_phases_are_cut_by_the_clock_and_sum_to_all_work(unlabelled: measuring.Labels) -> None:
-    rows = {row.name: row for row in measuring.list_phases(unlabelled)}
+def test_phases_are_cut_by_the_clock_and_sum_to_all_work(traced: Traced, unlabelled: list[Ran]) -> None:
+    rows = {row.name: row for row in measuring.list_phases(unlabelled, traced.segments)}
     assert list(rows) == ["G_main", "D_main", "between phases"]
     assert 1000 * rows["D_main"].ms == pytest.approx(800) and rows["D_main"].runs == 1
     assert 1000 * rows["between phases"].ms == pytest.approx(60) and rows["between phases"].runs is None
@@ -130,7 +128,7 @@ def test_gaps_are_told_by_what_stands_at_their_ends() -> None:
         return Segment(phases, tuple(make_ran(name, us, begin + at) for name, at, us in timeline))
 
     parts = [segment(("G_main",), 5000 * k) for k in range(CYCLE_STEPS)] + [segment((), 200_000)]
-    gaps = measuring.list_gaps(Traced(tuple(parts), 0))
+    gaps = measuring.list_gaps(parts)
     assert {(row.before, row.after): (row.ms, row.number, row.median_us) for row in gaps} == {
         ("kernel", "memset"): (0.004, 1, 4),
         ("memset", "kernel"): (0.004, 1, 4),
@@ -142,11 +140,11 @@ def test_gaps_are_told_by_what_stands_at_their_ends() -> None:
 def test_a_profile_names_the_heaviest_kernels_and_sums_the_rest() -> None:
     many = [(f"gemm_{n}", True, 7, 10 * n, 10 * n + 5) for n in range(50)]
     traced = tracing.cut_events(many, [(("G_main",), 10**6)], "cuda")
-    kernels = measuring.list_kernels(list(tracing.label_segments({}, traced.segments))).kernels
+    kernels = measuring.list_kernels(tracing.label_segments({}, traced.segments)).kernels
     assert len(kernels) == 41 and kernels[-1].name == "10 other kernels"
 
 
-def test_the_heaviest_kernels_have_the_phase_with_most_of_them(unlabelled: measuring.Labels) -> None:
+def test_the_heaviest_kernels_have_the_phase_with_most_of_them(unlabelled: list[Ran]) -> None:
     rows = {row.kernel: row for row in measuring.list_heaviest(unlabelled)}
     conv = rows["sm90_xmma_fprop_bf16_nhwc"]
     assert next(iter(rows)) == conv.kernel and (conv.phase, conv.launches) == ("D_main", 3)
@@ -242,8 +240,8 @@ def test_kernels_of_a_replay_have_the_layers_of_the_eager_run(
     replayed: str, layers: list[str | None]
 ) -> None:
     segment = Segment(("G_main",), tuple(make_ran(name, 5, 10 * n) for n, name in enumerate(replayed)))
-    ((_, labels),) = tracing.label_segments({"G_main": EAGER}, [segment])
-    assert [each and each.layer for each in labels] == layers
+    ran = tracing.label_segments({"G_main": EAGER}, [segment])
+    assert [None if each.layer == "unknown" else each.layer for each in ran] == layers
 
 
 def test_names_are_never_matched_across_a_neighbour_and_graphs_replay_fills_as_kernels() -> None:
@@ -264,8 +262,9 @@ def test_layers_and_phases_of_a_whole_step_come_from_the_eager_runs() -> None:
         "D_main": [make_label("a", "D conv", "D_main"), make_label("c", "D conv", "D_main")],
     }
     ran = tuple(make_ran(name, 5, 10 * n) for n, name in enumerate("abacx"))
-    labelled = tracing.label_segments(eager, [Segment(("G_main", "D_main"), ran)] * CYCLE_STEPS)
-    phases = {row.name: row.launches for row in measuring.list_phases(labelled)}
+    steps = [Segment(("G_main", "D_main"), ran)] * CYCLE_STEPS
+    labelled = tracing.label_segments(eager, steps)
+    phases = {row.name: row.launches for row in measuring.list_phases(labelled, steps)}
     assert phases == {"G_main": 2, "D_main": 2, "unknown": 1}
     rows = measuring.list_layers(labelled)
     assert {row.name: row.launches for row in rows} == {"G conv": 2, "D conv": 2, "unknown": 1}
@@ -364,25 +363,19 @@ def test_launches_are_matched_to_kernels_in_order() -> None:
 
 def test_a_category_has_a_rate_only_if_most_of_its_bytes_are_known() -> None:
     families = {"a": "elementwise", "b": "elementwise", "c": "reduction", "d": "reduction"}
-    segment = Segment(
-        ("G_main",), tuple(Ran(name, family, 0, US) for name, family in families.items()) * CYCLE_STEPS
-    )
     known = {"a": 3000, "b": 5000, "c": 10}
-    labels = [(segment, [make_label(each.name, "G", moved=known.get(each.name)) for each in segment.ran])]
-    fields = Workload.from_dict(LEAST).to_dict() | {"data": None}
-    groups = measuring.group_by(labels, lambda _, ran, __: categories.name_category(ran.family))
-    work = measuring.count_work(groups, fields, "bf16")
+    ran = [Ran(name, family, 0, US, moved=known.get(name)) for name, family in families.items()] * CYCLE_STEPS
+    work = measuring.count_work(ran, FIELDS, "bf16")
     assert work == {"elementwise": pytest.approx(8000)}
-    rates = {row.name: (row.rate, row.unit) for row in derive_categories(labels, work)}
+    rates = {row.name: (row.rate, row.unit) for row in derive_categories(ran, work)}
     assert rates == {"elementwise": (0.004, "TB/s"), "reductions": (None, None)}  # 8,000 bytes in 2 us
 
 
 def test_the_workload_has_the_work_of_categories_unless_its_convolutions_are_cheaper_ones() -> None:
-    fields = Workload.from_dict(LEAST).to_dict() | {"data": None}
-    groups: dict[str, measuring.Work] = {name: [] for name in ("convolution", "matmul", "optimizer")}
-    work = measuring.count_work(groups, fields, "bf16")
-    assert work.keys() == groups.keys() and all(work.values())
-    cheaper = measuring.count_work(groups, fields | {"convolution": "separable"}, "bf16")
+    ran = [make_ran(name, 5) for name in (CONV, "a_gemm", "adam_kernel")]
+    work = measuring.count_work(ran, FIELDS, "bf16")
+    assert work.keys() == {"convolution", "matmul", "optimizer"} and all(work.values())
+    cheaper = measuring.count_work(ran, FIELDS | {"convolution": "separable"}, "bf16")
     assert cheaper.keys() == {"optimizer"}
 
 
@@ -404,12 +397,11 @@ def test_a_copy_between_two_measured_ones_is_between_their_times(size: int, us: 
 def test_each_kernel_of_ours_stands_beside_copies_of_its_bytes(
     works: Any, shares: list[str], far: str
 ) -> None:
-    segment = Segment(("G_main",), tuple(make_ran(name, us) for name, us, _ in works * CYCLE_STEPS))
-    labels = [(segment, [make_label(name, "G", moved=moved) for name, _, moved in works * CYCLE_STEPS])]
-    table = study.tabulate_passes(measuring.list_passes(labels, COPIED))
+    ran = [replace(make_ran(name, us), moved=moved) for name, us, moved in works * CYCLE_STEPS]
+    table = study.tabulate_passes(measuring.list_passes(ran, COPIED))
     assert [row[-1] for row in table.format_cells()] == shares
     assert table.notes[-1].endswith(f": {far}")
-    assert measuring.list_passes(labels, []) == []
+    assert measuring.list_passes(ran, []) == []
 
 
 @pytest.mark.gpu
