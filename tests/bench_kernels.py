@@ -70,10 +70,8 @@ def device(request: pytest.FixtureRequest) -> Any:
     """The GPU, on whose one stream everything runs, with the kernels of all that was asked for compiled."""
     found = Cuda() if GPU else Cpu()
     if GPU:
-        from ladder.studies.kernelbench.compiling import compile_ours
-
         asked = [item.callspec.params["name"] for item in request.session.items if hasattr(item, "callspec")]
-        compile_ours([kernelcases.parse_case(name) for name in dict.fromkeys(asked)], found)
+        kernelcalls.compile_ours([kernelcases.parse_case(name) for name in dict.fromkeys(asked)], found)
     with found.running():
         yield found
 

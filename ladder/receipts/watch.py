@@ -274,7 +274,7 @@ def intercept_launches(
 
         def run(*arguments: Any, **options: Any) -> Any:
             compiled = launch(*arguments, **options)
-            note(self, arguments, options, compiled)
+            note(self, arguments, {**options, "grid": grid}, compiled)
             return compiled
 
         return run

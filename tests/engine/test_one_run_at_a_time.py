@@ -101,7 +101,7 @@ def gpu(monkeypatch, tmp_path):
 def test_a_command_holds_the_gpu_that_it_uses(arguments, module, name, how, gpu, tmp_path, monkeypatch):
     seen, file = gpu(module, name), tmp_path / "file"
     file.touch()
-    monkeypatch.setattr("ladder.studies.kernelbench.compiling.compile_ours", lambda *_: None)
+    monkeypatch.setattr("ladder.studies.kernelbench.bench.compile_ours", lambda *_: None)
     if name == "render_page":  # the context of the measurement is still there
         monkeypatch.setattr(Bench, "measure_case", lambda *_: [])
     monkeypatch.setattr(for_workload, "prepare_images", lambda *_: None)

@@ -216,7 +216,7 @@ def test_the_result_and_the_table_name_what_is_taken_and_time_ours_all_the_same(
     case = next(case for case in CASES if case.op == "modulate" and case.dtype == "bf16")
 
     def rows():
-        found = Bench(Cpu(), Timer(Cpu(), SMOKE)).measure_case(case, 2, 2, lambda: 1.0)
+        found = Bench(Cpu(), Timer(Cpu(), SMOKE)).measure_case(case, 2, 2, 0.0)
         return [read_record(record.Measured, row.describe()) for row in found]
 
     before = rows()
@@ -230,7 +230,7 @@ def test_the_result_and_the_table_name_what_is_taken_and_time_ours_all_the_same(
         frame.render_page(study.STUDY, made_up_kernels.file([(case, row) for row in each]))
         for each in (after, before)
     )
-    assert text.count("plain PyTorch taken |") == len(after) and "callers of the op get it, not ours" in text
+    assert text.count("plain PyTorch taken |") == len(after)
     assert "plain PyTorch taken" not in untouched
 
 

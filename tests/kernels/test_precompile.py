@@ -190,7 +190,7 @@ def test_ladder_kernels_compiles_all_cases_and_passes_over_those_that_fail(monke
     from types import SimpleNamespace
 
     from kernels import precompile
-    from ladder.studies.kernelbench import compiling as kernelcompiling
+    from ladder.studies.kernelbench import bench as kernelbench
     from ladder.studies.kernelbench.timing import Cpu
 
     called = []
@@ -202,12 +202,12 @@ def test_ladder_kernels_compiles_all_cases_and_passes_over_those_that_fail(monke
         raise RuntimeError("planted")
 
     monkeypatch.setattr(precompile, "compile_ahead", lambda run: run())
-    monkeypatch.setattr(kernelcompiling, "call_of", call_of)
+    monkeypatch.setattr(kernelbench, "call_of", call_of)
     cases = [
         SimpleNamespace(name=name, directions=("forward", "backward"), fused=lambda f=function: f)
         for name, function in (("one", fails), ("two", lambda: None))
     ]
-    kernelcompiling.compile_ours(cases, Cpu())
+    kernelbench.compile_ours(cases, Cpu())
     assert called == [(name, d) for name in ("one", "two") for d in ("forward", "backward")]
 
 

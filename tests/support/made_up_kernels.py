@@ -10,7 +10,7 @@ from ladder.core.text import NO_TIME
 from ladder.plan import catalog
 from ladder.studies.kernelbench import cases as kernelcases
 from ladder.studies.kernelbench import record, study
-from ladder.studies.kernelbench.record import Kernels, Measured, Observed, Samples
+from ladder.studies.kernelbench.record import Measured, Observed, Samples
 from ladder.studies.kernelbench.study import STUDY
 from stylegan_lite.config import Workload
 from tests.support import made_up
@@ -76,6 +76,6 @@ def file(rows=None, without_time=()) -> record.File:
     return msgspec.structs.replace(read_record(STUDY.file_type(), empty), cases=planned, observed=seen)
 
 
-def result(rows=None, without_time=()) -> Kernels:
-    """Return what follows from `file`."""
-    return STUDY.derive(file(rows, without_time))
+def rows(timed) -> list[record.Row]:
+    """Return what follows from a file of these directions."""
+    return record.derive_rows(file(timed))

@@ -27,8 +27,7 @@ from ladder.results.run import Result
 from ladder.show.table import Column, Table, render_markdown
 from ladder.studies import frame
 from ladder.studies.kernelbench.record import Row as Kernel
-from ladder.studies.kernelbench.record import describe_lack, list_reached
-from ladder.studies.kernelbench.study import STUDY as KERNELS
+from ladder.studies.kernelbench.record import derive_rows, describe_lack
 from ladder.studies.profile.study import STUDY as PROFILE
 from ladder.studies.profile.study import tabulate_passes
 from ladder.studies.upstream.record import Figures
@@ -287,19 +286,18 @@ def render_kernels(committed: Committed, machine: str) -> str:
     if not files:
         return describe_absence("ladder kernels")
     name, file = max(files, key=lambda each: each[1].started)
-    result = KERNELS.derive(file)
+    derived = derive_rows(file)
     ops = {
-        f"`{op}`": [row for row in result.rows if row.function == op]
-        for op in {row.function for row in result.rows}
+        f"`{op}`": [row for row in derived if row.function == op] for op in {row.function for row in derived}
     }
-    rows = [[op, *_summarize_kernels(group)] for op, group in [*sorted(ops.items()), ("all", result.rows)]]
+    rows = [[op, *_summarize_kernels(group)] for op, group in [*sorted(ops.items()), ("all", derived)]]
     columns = [
         ("op", "markdown"), ("figures at 128x128 and 256x256", "count"), ("share of a cold copy", "amount"),
         ("at least 85%", "count"), ("torch.compile faster", "count"), ("by at most", "speedup"),
         ("plain PyTorch faster", "count"), ("by at most", "speedup"),
     ]  # fmt: skip
-    cases = len({row.case for row in list_reached(result)})
-    return render(columns, rows, f"{cases} cases", describe_lack(result), link_page("every shape", name))
+    cases = len({row.case for row in derived if row.is_reached})
+    return render(columns, rows, f"{cases} cases", describe_lack(derived), link_page("every shape", name))
 
 
 def _summarize_kernels(rows: Sequence[Kernel]) -> list[Any]:

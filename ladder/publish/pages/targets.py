@@ -10,9 +10,8 @@ from ladder.publish.gallery import ARTICLE, FULL
 from ladder.publish.pages.committed import Committed
 from ladder.results import derive
 from ladder.results.run import Result, RungResult
-from ladder.studies.kernelbench.record import NO_AIM
+from ladder.studies.kernelbench.record import NO_AIM, derive_rows
 from ladder.studies.kernelbench.record import Row as Kernel
-from ladder.studies.kernelbench.study import STUDY as KERNELS
 from ladder.studies.roofline.study import STUDY as ROOFLINE
 from ladder.studies.upstream.record import Figures
 
@@ -120,7 +119,7 @@ def judge_light(committed: Committed) -> Row:
 
 def judge_ops(committed: Committed) -> Row:
     for name, file in committed.list_files("kernels", f"{MACHINE}*"):
-        rows = list_large(KERNELS.derive(file).rows)
+        rows = list_large(derive_rows(file))
         ours = sorted(find_share(row) for row in rows if row.function in MEMORY_BOUND)
         others = [find_share(row) for row in rows if row.function not in MEMORY_BOUND]
         missed = [f"{100 * share:.1f}%" for share in ours if share < ENOUGH]

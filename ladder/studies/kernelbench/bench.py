@@ -4,14 +4,24 @@ A case is finished before the next begins. Every contender is made, warmed up, c
 in repeats; a wrong answer is not timed. Each repeat has new random inputs at new addresses, new graphs, and the
 contenders in random order, so that drift hits all of them. Ours runs twice in every repeat: the difference of these
 twins is noise. `ladder.studies.kernelbench.record` judges the samples.
+
+Triton kernels and torch.compile are compiled ahead on all cores, into caches on disk where the measuring process finds
+them. Compiling and measuring never overlap.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
+import os
 import random
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +29,8 @@ import torch
 from torch import Tensor
 
 from ladder.core.errors import format_error, one_line, raise_if_environment
-from ladder.studies.kernelbench.cases import DIRECTIONS, Case
+from ladder.receipts.watch import intercept_launches
+from ladder.studies.kernelbench.cases import DIRECTIONS, Case, parse_case
 from ladder.studies.kernelbench.timing import COLD, EVENTS, GRAPH, HOT, Call, Cuda, Timer
 
 OURS, TWIN, PLAIN, COMPILE, COPY = "ours", "twin", "plain", "compile", "copy"
@@ -44,32 +55,25 @@ class Row:
     bytes: int | None
     moved: int  # sets the number of buffers; a double backward uses the backward's
     method: str | None = None
-    samples: dict[str, dict[str, list[float]]] = field(default_factory=lambda: {COLD: {}, HOT: {}})
+    samples_us: dict[str, dict[str, list[float]]] = field(default_factory=lambda: {COLD: {}, HOT: {}})
     captured: dict[str, int] = field(default_factory=dict)  # calls in the graph of "cold ours"
     way: tuple[int, int] | None = None  # the fastest way to copy the yardstick
     reasons: dict[str, str] = field(default_factory=dict)
-    launches: list[dict[str, Any]] = field(default_factory=list)
+    launches: list[Any] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     dispatch: tuple[str, Any] | None = None  # the op, and the call's key in `kernels.alternatives`
 
-    def list_contenders(self, temperature: str) -> list[str]:
-        names = [name for name in CONTENDERS if name not in self.reasons]
-        if temperature == COLD:
-            names += [TWIN] * (OURS in names) + [COPY] * (self.bytes is not None)
-        return names
-
     def drop(self, name: str, reason: str) -> None:
         """Drop a contender: keep the reason, and no partial samples."""
-        name = OURS if name == TWIN else name
         self.reasons[name] = reason
-        for samples in self.samples.values():
+        for samples in self.samples_us.values():
             for each in (name, TWIN) if name == OURS else (name,):
                 samples.pop(each, None)
 
     def describe(self) -> dict[str, Any]:
         """Return what a file has of the direction, as plain data."""
-        names = ("direction", "bytes", "method", "captured", "notes", "reasons", "launches")
-        stored = {name: getattr(self, name) for name in names} | {"samples_us": self.samples}
+        names = ("direction", "bytes", "method", "samples_us", "captured", "notes", "reasons", "launches")
+        stored = {name: getattr(self, name) for name in names}
         if self.dispatch is None:
             return stored
         from kernels import alternatives
@@ -86,18 +90,15 @@ class Bench:
         self.gpu, self.timer, self.seed, self.backend = gpu, timer, seed, backend
         self.random = random.Random(seed)
 
-    def measure_case(self, case: Case, least: int, most: int, left_s: Callable[[], float]) -> list[Row]:
-        """Return a row for each direction.
-
-        Repeats go on beyond `least` while `left_s()`, this case's share of the time, is not negative.
-        """
+    def measure_case(self, case: Case, least: int, most: int, end: float) -> list[Row]:
+        """Return a row for each direction. Repeats beyond `least` go on until `time.monotonic()` is `end`."""
         if reason := getattr(self.gpu, "broken", None):
             raise RuntimeError(reason)
         with compiling(), self.gpu.running():
             torch.compiler.reset()  # else the ninth shape of a function would silently run uncompiled
             rows, functions = self._prepare(case)
             for repeat in range(most):
-                if repeat >= least and left_s() < 0:
+                if repeat >= least and time.monotonic() > end:
                     break
                 for row in rows:
                     self._repeat(row, functions, repeat)
@@ -137,11 +138,12 @@ class Bench:
 
     def _check(self, row: Row, name: str, function: Callable[..., Any], expected: dict[str, Any]) -> None:
         torch.manual_seed(self.seed)
-        (call,) = self._calls(row, function, 1)
+        call = call_of(row.case, row.direction, function, self.gpu.name)
         call()
         self.gpu.synchronize()
         begin = time.perf_counter()
-        with recorded_launches(row.launches if name == OURS else []):
+        launches = row.launches if name == OURS else []
+        with intercept_launches("kernels", functools.partial(note_launch, launches)):
             results = flat(call())
         self.gpu.synchronize()
         if name != OURS and (took := time.perf_counter() - begin) > self.timer.rules.too_slow_s:
@@ -154,56 +156,54 @@ class Bench:
     def _repeat(self, row: Row, functions: dict[str, Callable[..., Any]], repeat: int) -> None:
         """Add one value for every contender, in random order. The first repeat chooses the method for all of them."""
         for temperature in (COLD, HOT) if repeat < HOT_REPEATS else (COLD,):
-            values = self._values(row, functions, temperature)
+            values = self._time_all(row, functions, temperature)
             if row.method is None and values:
                 row.method = EVENTS if min(values.values()) >= self.timer.rules.long_s else GRAPH
                 if row.method == EVENTS:
                     row.way = None
-                    values = self._values(row, functions, temperature)
+                    values = self._time_all(row, functions, temperature)
             for name, seconds in values.items():
                 if (OURS if name == TWIN else name) not in row.reasons:
-                    row.samples[temperature].setdefault(name, []).append(1e6 * seconds)
+                    row.samples_us[temperature].setdefault(name, []).append(1e6 * seconds)
 
-    def _values(
+    def _time_all(
         self, row: Row, functions: dict[str, Callable[..., Any]], temperature: str
     ) -> dict[str, float]:
-        values, order = {}, row.list_contenders(temperature)
+        values, order = {}, [name for name in CONTENDERS if name not in row.reasons]
+        if temperature == COLD:
+            order += [TWIN] * (OURS in order) + [COPY] * (row.bytes is not None)
         self.random.shuffle(order)
         torch.manual_seed(self.random.randrange(2**31))
         for name in order:
-            if (OURS if name == TWIN else name) in row.reasons:
+            contender = OURS if name == TWIN else name
+            if contender in row.reasons:
                 continue
             try:
                 values[name] = self.time_contender(row, name, functions, temperature)
             except Exception as error:
-                row.drop(name, describe_failure(error))
+                row.drop(contender, describe_failure(error))
             self.gpu.forget()
         return values
 
     def time_contender(
         self, row: Row, name: str, functions: dict[str, Callable[..., Any]], temperature: str
     ) -> float:
-        """Return the seconds of one call."""
+        """Return the seconds of one call. A row's first copy finds the fastest way to copy at this size."""
         sets = self.timer.sets(row.moved, temperature)
-        if name == COPY:
-            return self._copied(row, sets, temperature)
-        calls = self._calls(row, functions[OURS if name == TWIN else name], sets)
-        return self._timed(row, name, calls, temperature)
-
-    def _copied(self, row: Row, sets: int, temperature: str) -> float:
-        """Return the yardstick's seconds. The row's first call finds the fastest way to copy at this size."""
+        if name != COPY:
+            function = functions[OURS if name == TWIN else name]
+            calls = [call_of(row.case, row.direction, function, self.gpu.name) for _ in range(sets)]
+            return self._time_calls(row, name, calls, temperature)
         seconds = {}
         for way in [row.way] if row.way else WAYS:
-            if row.way is None:
-                row.captured.pop(
-                    f"{temperature} {COPY}", None
-                )  # each way begins with the same number of calls
+            if row.way is None:  # each way begins with the same number of calls
+                row.captured.pop(f"{temperature} {COPY}", None)
             calls = copies(row.bytes or 0, sets, self.gpu.name, way)
-            seconds[way] = self._timed(row, COPY, calls, temperature)
+            seconds[way] = self._time_calls(row, COPY, calls, temperature)
         row.way = min(seconds, key=seconds.__getitem__)
         return seconds[row.way]
 
-    def _timed(self, row: Row, name: str, calls: list[Call], temperature: str) -> float:
+    def _time_calls(self, row: Row, name: str, calls: list[Call], temperature: str) -> float:
         for call in {calls[0], calls[-1]}:
             call()
         self.gpu.synchronize()
@@ -212,9 +212,6 @@ class Bench:
         key = f"{temperature} {name}"
         seconds, row.captured[key] = self.timer.graph(calls, row.captured.get(key, 8))
         return seconds
-
-    def _calls(self, row: Row, function: Callable[..., Any], sets: int) -> list[Call]:
-        return [call_of(row.case, row.direction, function, self.gpu.name) for _ in range(sets)]
 
 
 def alone(
@@ -248,26 +245,6 @@ def describe_failure(error: Exception) -> str:
     """Return why a contender has no number. Raises `EnvironmentFailure` where the system fails them all."""
     raise_if_environment(error)
     return OUT_OF_MEMORY if isinstance(error, torch.OutOfMemoryError) else format_error(error)
-
-
-@dataclass
-class Allowance:
-    """A time limit whose remainder is shared equally among the remaining cases."""
-
-    minutes: float
-    clock: Callable[[], float] = time.monotonic
-
-    def __post_init__(self) -> None:
-        self.end = self.clock() + 60 * self.minutes
-
-    def share(self, cases_left: int) -> Callable[[], float]:
-        """Return a function that gives the seconds left of the share of a case that begins now."""
-        end = self.clock() + max(0.0, self.end - self.clock()) / max(1, cases_left)
-        return lambda: end - self.clock()
-
-    @property
-    def over(self) -> bool:
-        return self.clock() >= self.end
 
 
 # --- the calls that are timed, the yardstick beside them, and the check of their results ------------------------------
@@ -351,36 +328,151 @@ def flat(results: Any) -> list[Tensor | None]:
     return [t if t is None else t.detach() for t in results]
 
 
-@contextlib.contextmanager
-def recorded_launches(launches: list[dict[str, Any]]) -> Iterator[None]:
-    """Append every distinct launch of a Triton kernel inside, also from autograd's threads."""
-    kinds: list[Any] = []
-    with contextlib.suppress(ImportError):  # a fused op without Triton launches nothing
-        from triton.runtime.interpreter import InterpretedFunction
-        from triton.runtime.jit import JITFunction
-
-        kinds = [JITFunction, InterpretedFunction]
-
-    def watch(run: Any) -> Any:
-        def run_watched(self: Any, *args: Any, grid: Any, **kwargs: Any) -> Any:
-            launch = describe_launch(self, args, grid, kwargs)
-            if launch not in launches:
-                launches.append(launch)
-            return run(self, *args, grid=grid, **kwargs)
-
-        return run_watched
-
-    with contextlib.ExitStack() as stack:
-        for kind in kinds:
-            stack.callback(setattr, kind, "run", kind.run)
-            kind.run = watch(kind.run)
-        yield
-
-
-def describe_launch(kernel: Any, args: Sequence[Any], grid: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return kernel, grid, and the whole numbers that Triton compiled in: tile sizes, steps, warps, stages."""
+def note_launch(
+    launches: list[Any], kernel: Any, args: Sequence[Any], options: Mapping[str, Any], _: Any
+) -> None:
+    """Add kernel, grid, and the whole numbers that Triton compiled in: tile sizes, steps, warps, stages."""
+    grid = options["grid"]
     if callable(grid):
-        grid = grid({**dict(zip(kernel.arg_names, args, strict=False)), **kwargs})
-    chosen = {k: v for k, v in kwargs.items() if type(v) is int and k != "warmup"}
-    choices = one_line(" ".join(f"{key}={value}" for key, value in sorted(chosen.items())))
-    return {"kernel": kernel.__name__, "grid": [int(n) for n in grid], "choices": choices}
+        grid = grid({**dict(zip(kernel.arg_names, args, strict=False)), **options})
+    choices = " ".join(f"{key}={value}" for key, value in sorted(options.items()) if type(value) is int)
+    launch = {"kernel": kernel.fn.__name__, "grid": [int(n) for n in grid], "choices": one_line(choices)}
+    if launch not in launches:
+        launches.append(launch)
+
+
+# --- compiling ahead --------------------------------------------------------------------------------------------------
+
+AT_ONCE = 64  # cases in a batch; small, so that a run that ends early compiles little in vain
+MOST_PROCESSES = 16  # each imports torch and holds a GPU context of half a gigabyte
+STUCK_S = 300  # longer than any batch takes
+GPU_BYTES_EACH = 8 * 2**30  # for the inputs, results and gradients of the largest cases
+WORKER = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
+    " from ladder.studies.kernelbench.bench import serve; serve(*sys.argv[2:])"
+)
+
+
+class Ahead:
+    """A compiler of a run's cases, batch by batch, each before its first case is measured.
+
+    Processes that call torch.compile wait between batches. If this process is killed, their input ends, and they end.
+    """
+
+    def __init__(self, cases: Sequence[Case], gpu: Any, backend: str, report: Callable[[str], Any]) -> None:
+        self.cases, self.gpu, self.backend, self.report = cases, gpu, backend, report
+        self.running: list[subprocess.Popen] = []
+
+    def __call__(self, index: int) -> None:
+        """Compile the batch that begins at case `index`, if one does."""
+        if index % AT_ONCE:
+            return
+        batch = self.cases[index : index + AT_ONCE]
+        self.report(f"compiling the next cases: {len(batch)}")
+        if not self.running and self.gpu.name == "cuda":  # on a CPU a smoke test compiles nothing
+            from ladder.machine import system
+
+            self.start(min(MOST_PROCESSES, system.usable_cores(), self.gpu.memory // GPU_BYTES_EACH))
+        with contextlib.suppress(Exception):  # a failure comes again when its case is measured
+            compile_ours(batch, self.gpu)  # meanwhile the processes import torch
+        self.compile_theirs([case.name for case in batch])
+
+    def start(self, count: int) -> None:
+        """Start processes that `serve`, in a session of their own: Ctrl-C is for the measuring process."""
+        from kernels.precompile import keep_cache
+
+        keep_cache()  # the processes share this process's cache
+        # One thread each: by default Inductor starts a thread for every core in each process.
+        env = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        command = [sys.executable, "-c", WORKER, json.dumps(sys.path), self.backend, self.gpu.name]
+        for _ in range(count):
+            self.running.append(
+                subprocess.Popen(
+                    command, env=env, start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                )
+            )  # fmt: skip
+
+    def compile_theirs(self, names: Sequence[str]) -> list[str]:
+        """Compile cases by name, each on the next free process. Return the names that succeeded.
+
+        Others, those that want more memory for example, are left to the measuring process.
+        """
+        waiting, done = list(names), []
+
+        def feed(process: subprocess.Popen) -> None:
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it has died, or no name is left
+                while process.poll() is None:
+                    name = waiting.pop(0)
+                    process.stdin.write(f"{name}\n".encode())
+                    process.stdin.flush()
+                    if process.stdout.readline() == b"ok\n":
+                        done.append(name)
+
+        watch = threading.Timer(STUCK_S, self.kill)
+        watch.start()
+        try:
+            with ThreadPoolExecutor(max(1, len(self.running))) as threads:
+                list(threads.map(feed, self.running))
+        finally:
+            watch.cancel()
+        return done
+
+    def kill(self) -> None:
+        for process in self.running:
+            process.kill()
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, *how: Any) -> None:
+        self.kill()
+        for process in self.running:
+            with contextlib.suppress(BrokenPipeError), process:  # closes its pipes and waits
+                pass
+
+
+def compile_ours(cases: Sequence[Case], gpu: Any) -> Any:
+    """Compile every Triton kernel of these cases into Triton's cache. A failed kernel is compiled at its launch.
+
+    Returns:
+        a `kernels.precompile.Report`.
+    """
+    from kernels.precompile import compile_ahead
+
+    def call_each() -> None:
+        for case in cases:
+            for direction in case.directions:
+                with contextlib.suppress(Exception):  # it comes again, and is then a row's reason
+                    call_of(case, direction, case.fused(), gpu.name)()
+                gpu.forget()
+
+    with gpu.running():
+        return compile_ahead(call_each)
+
+
+def compile_case(case: Case, backend: str, device: str) -> None:
+    """Compile a case as `Bench` does for its contender `compile`, once in each supported direction."""
+    from torch._inductor import config
+
+    # Tiles are timed only while nothing else uses the GPU; here they are just compiled.
+    with compiling(), config.patch(autotune_local_cache=False):
+        torch.compiler.reset()
+        function = torch.compile(case.reference(), backend=backend, dynamic=False, fullgraph=True)
+        for direction in case.directions:
+            if direction != "double backward":  # torch.compile does not support it
+                call_of(case, direction, function, device)()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def serve(backend: str, device: str) -> None:
+    """Read names of cases, and answer each with a line after compiling it."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # keeps other output out of the answers
+    for line in sys.stdin:
+        try:
+            compile_case(parse_case(line.strip()), backend, device)
+            print("ok", file=answers)
+        except Exception:  # it comes again, and is then a row's reason
+            print("failed", file=answers)

@@ -14,13 +14,13 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ladder.core.errors import Missing, format_error
+from ladder.core.errors import Missing
 from stylegan_lite.config import Workload
 
 LAYOUTS = {"channels_last": torch.channels_last, "NCHW": torch.contiguous_format}
@@ -88,14 +88,9 @@ def list_layers(w: Workload) -> list[Sizes]:
     return [size_map(w, r) for r in w.resolutions]
 
 
-def list_synthesis(w: Workload) -> list[Sizes]:
-    """Return the activations behind the synthesis network's demodulated convolutions."""
-    return list_layers(w) if w.norm == "demod" else []
-
-
-def list_normalized(w: Workload) -> list[Sizes]:
-    """Return the activations behind the synthesis network's convolutions if instance norm replaces demodulation."""
-    return list_layers(w) if w.norm == "instance" else []
+def list_synthesis(w: Workload, norm: str = "demod") -> list[Sizes]:
+    """Return the activations behind the synthesis network's convolutions if they are normalized so."""
+    return list_layers(w) if w.norm == norm else []
 
 
 def list_transposed(w: Workload) -> list[Sizes]:
@@ -138,8 +133,7 @@ def count_std(op: Any, t: Tensors, backward: bool) -> int:
 def count_rgb(op: Any, t: Tensors, backward: bool) -> int:
     if "x" not in t:  # from_rgb
         n, _, h, w = t["image"].shape
-        wide = t["image"].new_empty((n, len(t["bias"]), h, w))
-        return op.bytes_moved(wide, t["image"], backward=backward)
+        return op.bytes_moved(t["image"].new_empty((n, len(t["bias"]), h, w)), t["image"], backward=backward)
     n, _, h, w = t["x"].shape
     added = t["image"].nbytes if "image" in t and not backward else 0  # its gradient is that of the result
     return op.bytes_moved(t["x"], t["bias"].new_empty((n, 3, h, w)), backward=backward) + added
@@ -156,21 +150,16 @@ def count_group(t: Tensors, *names: str) -> int:
     return sum(each.nbytes for name in names for each in pick_group(t, name))
 
 
-def count_results(t: Tensors, batch: int, name: str) -> int:
-    """Return the bytes of a float32 [N, O] for each layer; the named input of a layer is [O, ...]."""
-    return sum(4 * batch * len(layer) for layer in pick_group(t, name))
-
-
 def count_demodulation(op: Any, t: Tensors, backward: bool) -> int:
     """Return the bytes of energies, styles and d; backward: also of the gradients of all three."""
-    every = count_group(t, "energy", "style") + count_results(t, len(t["style0"]), "energy")
-    return 2 * every if backward else every
+    results = 4 * len(t["style0"]) * sum(map(len, pick_group(t, "energy")))
+    return (1 + backward) * (count_group(t, "energy", "style") + results)
 
 
 def count_dense(op: Any, t: Tensors, backward: bool) -> int:
     """Return the bytes of x, weights and styles; backward: of g, x and weights, dx and dweights."""
-    inputs = t["x"].nbytes + count_group(t, "weight")
-    return (2 if backward else 1) * inputs + count_results(t, len(t["x"]), "weight")
+    results = 4 * len(t["x"]) * sum(map(len, pick_group(t, "weight")))
+    return (1 + backward) * (t["x"].nbytes + count_group(t, "weight")) + results
 
 
 # --- groups of layers -------------------------------------------------------------------------------------------------
@@ -247,8 +236,8 @@ FILTERED = NOISY | {"noise": "N1RR"}  # the noise behind a filter
 UP, DOWN = {"padding": 1, "filter_gain": 4 / 64}, {"padding": 2, "filter_gain": 1 / 64}
 # fmt: off
 INSTANCE_NORM = Op(
-    "instance_norm_act", {"x": "NCHW", "scale": "NC", "bias": "NC", "noise": "N1HW", "strength": ""}, list_normalized,
-    count_bytes("x", "noise"), data=("noise",), penalty=("x", "scale", "bias"))
+    "instance_norm_act", {"x": "NCHW", "scale": "NC", "bias": "NC", "noise": "N1HW", "strength": ""},
+    lambda w: list_synthesis(w, "instance"), count_bytes("x", "noise"), data=("noise",), penalty=("x", "scale", "bias"))
 DEMODULATION = Op(
     "demodulate_group", name_group("energy", "OI") | name_group("style", "NI"), list_weights, count_demodulation,
     activations=(), penalty=(*name_group("style"),), positive=(*name_group("energy"),), settings=FLOAT,
@@ -322,10 +311,9 @@ OPS: dict[str, Op] = {
         activations=(), data=("u", "v"), options={"dtype": torch.bfloat16}, settings=FLOAT, call=call_spectral),
     # Groups of layers.
     "demodulate_group": DEMODULATION,
-    "demodulate_group_fork": Op(  # backward: and the styles' other gradients
-        "demodulate_group_fork", DEMODULATION.inputs, list_weights,
-        lambda op, t, backward: count_demodulation(op, t, backward) + backward * count_group(t, "style"),
-        activations=(), penalty=DEMODULATION.penalty, positive=DEMODULATION.positive, settings=FLOAT, call=call_fork),
+    "demodulate_group_fork": replace(  # backward: and the styles' other gradients
+        DEMODULATION, function="demodulate_group_fork", call=call_fork,
+        moved=lambda op, t, backward: count_demodulation(op, t, backward) + backward * count_group(t, "style")),
     "weight_energies": Op(  # weights and a ninth of them; backward: both, and the weights' gradients
         "weight_energies", name_group("weight", "OI33"), list_weights,
         lambda op, t, backward: (1 + backward) * count_group(t, "weight") + count_group(t, "weight") // 9,
@@ -353,9 +341,7 @@ OPS: dict[str, Op] = {
         count_bytes("x", "low", "weight"),
         activations=("x", "low", "weight"), penalty=("x", "low"), options={"gain": 1.0}, settings=SETTINGS[:1]),
     # CUDA C++.
-    "cuda instance_norm_act": Op(
-        "cuda.instance_norm_act", INSTANCE_NORM.inputs, list_normalized, INSTANCE_NORM.moved,
-        data=INSTANCE_NORM.data, penalty=INSTANCE_NORM.penalty, needs=("nvcc",)),
+    "cuda instance_norm_act": replace(INSTANCE_NORM, function="cuda.instance_norm_act", needs=("nvcc",)),
     "cuda strided_act": make_pair("strided_act"),
     "cuda coalesced_act": make_pair("coalesced_act"),
     "cuda divergent": make_pair("divergent", options={"steps": 64}),
@@ -499,17 +485,15 @@ class Case:
 
 @functools.cache
 def build_cuda() -> None:
-    """Build `kernels.cuda`. Raises Missing, with why it cannot be built or loaded here."""
+    """Build `kernels.cuda` without running a kernel. Raises Missing, with why it cannot be built here."""
     import kernels.cuda as package
 
     if reason := package.available():
         raise Missing(reason)
     try:
-        package.resources(flags=package.Flags())  # builds without running a kernel
+        package.resources(flags=package.Flags())
     except package.Unavailable as error:
         raise Missing(str(error)) from None
-    except Exception as error:
-        raise Missing(f"CUDA C++ was built but does not load: {format_error(error)}") from None
 
 
 def load_function(name: str) -> Any:
@@ -558,18 +542,18 @@ def list_cases(
 
 
 def order_cases(cases: Sequence[Case], first: str) -> list[Case]:
-    """Return the cases in the order of measuring: those that `first` names, then the others in their order.
+    """Return the cases in the order of measuring: with `first` "memory-bound" those of MEMORY_BOUND lead.
 
-    "memory-bound": those of MEMORY_BOUND in the setting of the ladder's top, at LARGE_MAPS (or a pixel beside) and
-    THEIR_BATCHES. "largest": the given order.
+    Those are cases in the setting of the ladder's top, at LARGE_MAPS (or a pixel beside) and THEIR_BATCHES.
     """
 
     def is_first(case: Case) -> bool:
-        is_large = any(abs(case.shape[-1] - pixels) <= 1 for pixels in LARGE_MAPS)
-        is_memory_bound = case.entry.function in MEMORY_BOUND and case.setting == 0
-        return is_memory_bound and is_large and case.batch in THEIR_BATCHES
+        is_large = (
+            any(abs(case.shape[-1] - pixels) <= 1 for pixels in LARGE_MAPS) and case.batch in THEIR_BATCHES
+        )
+        return is_large and case.entry.function in MEMORY_BOUND and case.setting == 0
 
-    return sorted(cases, key=lambda case: not is_first(case)) if first == "memory-bound" else list(cases)
+    return sorted(cases, key=lambda case: first == "memory-bound" and not is_first(case))
 
 
 def parse_case(name: str) -> Case:

@@ -8,11 +8,11 @@ covers repeats alone. Holm's correction is over all comparisons of a run. Verdic
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from ladder.core import records as r
@@ -20,13 +20,13 @@ from ladder.core.options import Seed, declare_option
 from ladder.core.records import Record, size_between
 from ladder.core.text import NO_TIME
 from ladder.stats import answers, estimates
-from ladder.stats.answers import Answer, Quantity
+from ladder.stats.answers import Quantity
 from ladder.studies import frame
 from ladder.studies.frame import StudyFile
 
-OURS, TWIN, COPY = "ours", "twin", "copy"
 ALTERNATIVES = ("plain", "compile")
 CONTENDERS = {"ours": "ours", "plain": "plain PyTorch", "compile": "torch.compile"}
+KIND = "contender"  # all contenders of a row are of one kind
 ONLY_OURS, NOT_MEASURED = "nothing to compare with", "not measured"
 # Functions whose share of a copy is no aim: arithmetic counts in the first four, and the others are there to compare.
 NO_AIM = (
@@ -36,36 +36,33 @@ NO_AIM = (
 )  # fmt: skip
 Direction = Literal["forward", "backward", "double backward"]
 Contender = Literal["ours", "twin", "plain", "compile", "copy"]
-Interval = Annotated[list[float], size_between(2, 2)]
 
-
-# --- what a file holds ------------------------------------------------------------------------------------------------
-
-
-Ops = Annotated[
-    list[str], size_between(64), declare_option("Only this op; may be repeated. [default: all]", metavar="OP")
-]
 WORKLOADS = "Use the shapes of this workload; may be repeated. [default: article, article-b32, adain-256]"
-Workloads = Annotated[list[str], declare_option(WORKLOADS, flags=["-w"], metavar="NAME|FILE")]
 QUICK = "Fewer shapes and repeats. The result is marked as not to be quoted."
 MINUTES = (
     "Approximate duration. Repeats are fitted to it; if it is short, the least important shapes are left out."
 )
-FIRST = """Cases to measure first: bias_act, modulate and upfirdn2d at 128x128 and 256x256, batch 8 and 32; or the cases
-with the most work."""
+FIRST = (
+    "Cases to measure first: bias_act, modulate and upfirdn2d at 128x128 and 256x256, batch 8 and 32; or the cases"
+    " with the most work."
+)
+# fmt: off
 
 
 class Options(frame.Options):
     """The options of `ladder kernels`. `minutes` are of the last sitting."""
 
-    op: Ops = []
-    workload: Workloads | None = None
+    op: Annotated[
+        list[str], size_between(64), declare_option("Only this op; may be repeated. [default: all]", metavar="OP"),
+    ] = []
+    workload: Annotated[list[str], declare_option(WORKLOADS, flags=["-w"], metavar="NAME|FILE")] | None = None
     quick: Annotated[bool, declare_option(QUICK)] = False
     minutes: Annotated[float, Meta(gt=0, le=1e6), declare_option(MINUTES)] = 4.0
-    first: Annotated[Literal["memory-bound", "largest"], declare_option(" ".join(FIRST.split()))] = (
-        "memory-bound"
-    )
+    first: Annotated[Literal["memory-bound", "largest"], declare_option(FIRST)] = "memory-bound"
     seed: Annotated[Seed, declare_option("Seed for the inputs.")] = 0
+
+
+# fmt: on
 
 
 class Case(frame.Case):
@@ -154,31 +151,24 @@ class Summary(Record):
     """A median, and its 95% interval where repeats give one."""
 
     median: float
-    interval: Interval | None
-
-
-class Times(Record):
-    """Medians of `Samples`, without the twin."""
-
-    cold: dict[str, Summary]
-    hot: dict[str, Summary]
+    interval: tuple[float, float] | None
 
 
 class Against(Record):
-    """Ours against one alternative: how many times as fast it is, and whether the difference is no noise.
-
-    `below` is the far end of the interval of "less than", a log ratio.
-    """
+    """Ours against an alternative: how many times as fast, whether that is noise, and the X of "less than X"."""
 
     verdict: str
     times_faster: float
-    interval: Interval | None
+    interval: tuple[float, float] | None
     confidence: float | None
     below: r.LogRatio | None
 
 
 class Row(Measured, kw_only=True):
-    """A measured case in one direction, with the numbers that follow from the samples of the whole run."""
+    """A measured direction of a case, with the numbers that follow from the samples of the whole run.
+
+    `us` are the medians of cold and hot samples, `share` the time of a copy by that of a contender.
+    """
 
     case: str
     op: str
@@ -190,11 +180,21 @@ class Row(Measured, kw_only=True):
     setting: int
     workloads: list[str]
     sitting: int
-    us: Times
+    us: dict[str, dict[str, Summary]]
     share: dict[str, Summary]
     floor: float | None
     against: dict[str, Against]
     verdict: str
+
+    @property
+    def is_reached(self) -> bool:
+        """Return whether the time sufficed for it."""
+        return self.reasons.get("ours") != NO_TIME
+
+    @property
+    def quickest(self) -> list[str]:
+        """Return the alternatives that ours was compared with, the quickest first."""
+        return sorted(self.against, key=lambda name: self.us["cold"][name].median)
 
 
 class Sat(Record):
@@ -206,118 +206,79 @@ class Sat(Record):
     cases: int
 
 
-class Protocol(Record, kw_only=True):
-    """The request that a run answers, and how it measured."""
-
-    quick: bool
-    smoke: bool
-    seed: int
-    workloads: list[str]
-    ops: list[str]
-    notes: list[str]
-    minutes: float
-    first: str
-    l2_bytes: Any
-    evict: Any
-    graph_ms: Any
-    compile: Any
-
-
-class Kernels(Record):
-    """What `ladder report --json` prints beside the header."""
-
-    protocol: Protocol
-    sittings: list[Sat]
-    rows: list[Row]
-
-
 def derive_rows(file: File) -> list[Row]:
     """Return a row for each direction of the cases that were observed; one without a number says why."""
-    measured: list[tuple[str, Observed, Measured]] = []
+    measured: list[tuple[str, Measured]] = []
     for key in [key for key in file.cases if key in file.observed]:
         observed = file.observed[key]
         reasons: Any = dict.fromkeys(CONTENDERS, observed.reason or NOT_MEASURED)
         missing = [Measured(direction=each, reasons=reasons) for each in file.cases[key].directions]
-        measured += [(key, observed, row) for row in observed.rows or missing]
-    quantities = [make_quantity(row.samples_us.cold) for _, _, row in measured]
-    pairs = [[(name, OURS) for name in ALTERNATIVES if of.paired(name, OURS)] for of in quantities]
+        measured += [(key, row) for row in observed.rows or missing]
+    quantities = [make_quantity(row.samples_us.cold) for _, row in measured]
+    pairs = [[(name, "ours") for name in ALTERNATIVES if of.paired(name, "ours")] for of in quantities]
     count = sum(map(len, pairs))
     questions = [of.questions(each, count) for of, each in zip(quantities, pairs, strict=True)]
     answered = iter(answers.answer_questions([question for each in questions for question in each]))
     began = [each.started for each in list_sittings(file)]
     rows = []
-    for (key, observed, row), of, of_row in zip(measured, quantities, pairs, strict=True):
-        case, cold = file.cases[key], row.samples_us.cold
-        against = {name: derive_against(of, name, next(answered)) for name, _ in of_row}
-        noise = of.floors(count).get(KIND)
-        names: Any = [name for name in (OURS, *ALTERNATIVES) if name in cold and COPY in cold]
-        us = Times(summarize_all(cold), summarize_all(row.samples_us.hot))
+    for (key, row), of, of_row in zip(measured, quantities, pairs, strict=True):
+        case, sitting = file.cases[key], file.observed[key].sitting
+        cold: Any = row.samples_us.cold
+        against = {}
+        for (name, _), answer in zip(of_row, answered, strict=False):
+            factor = math.exp(statistics.fmean(of.paired(name, "ours").values()))
+            interval = answer.interval and (math.exp(answer.interval[0]), math.exp(answer.interval[1]))
+            against[name] = Against(answer.verdict, factor, interval, answer.confidence, answer.below)
+        names = [name for name in CONTENDERS if name in cold and "copy" in cold]
+        share = {
+            name: summarize([a / b for a, b in zip(cold["copy"], cold[name], strict=False)]) for name in names
+        }
         stored = {name: getattr(row, name) for name in Measured.__struct_fields__}
         stored |= {name: getattr(case, name) for name in Case.__struct_fields__ if name != "directions"}
-        share = {name: summarize(divide_times(cold["copy"], cold[name])) for name in names}
-        rows.append(
-            Row(
-                **stored, case=key, us=us, against=against, verdict=judge_row(us.cold, against), share=share,
-                floor=noise.floor if noise else None,
-                sitting=began.index(observed.sitting.started) if observed.sitting else 0,
-            )
+        noise = of.floors(count).get(KIND)
+        derived = Row(
+            **stored, case=key, against=against, share=share, floor=noise.floor if noise else None, verdict="",
+            us={"cold": summarize_all(cold), "hot": summarize_all(row.samples_us.hot)},
+            sitting=began.index(sitting.started) if sitting else 0,
         )  # fmt: skip
+        rows.append(msgspec.structs.replace(derived, verdict=judge_row(derived)))
     return rows
-
-
-KIND = "contender"  # all contenders of a row are of one kind
 
 
 def make_quantity(cold: Mapping[Any, Sequence[float]]) -> Quantity:
     """Return the times of a row by contender and repeat. The copy is no contender."""
     logs = {
         name: dict(enumerate(map(math.log, cold[name])))
-        for name in (OURS, TWIN, *ALTERNATIVES)
+        for name in ("ours", "twin", *ALTERNATIVES)
         if name in cold
     }
-    return answers.make_quantity(logs, dict.fromkeys(logs, KIND), [(OURS, TWIN)], is_gpu=True)
+    return answers.make_quantity(logs, dict.fromkeys(logs, KIND), [("ours", "twin")], is_gpu=True)
 
 
-def derive_against(of: Quantity, name: str, answer: Answer) -> Against:
-    factor = float(np.exp(np.mean(list(of.paired(name, OURS).values()))))
-    interval = answer.interval and [float(np.exp(bound)) for bound in answer.interval]
-    return Against(answer.verdict, factor, interval, answer.confidence, answer.below)
-
-
-def judge_row(us: Mapping[str, Summary], against: Mapping[str, Against]) -> str:
+def judge_row(row: Row) -> str:
     """Return `ours faster`, `plain faster`, `compile faster`, or else the protocol's word.
 
     Ours must be faster than every alternative. An alternative must be faster than ours, and the quickest is named.
     """
+    against = row.against
     if not against:
-        return ONLY_OURS if OURS in us else NOT_MEASURED
-    quickest = list_by_time(us, against)
-    for name in quickest:
+        return ONLY_OURS if "ours" in row.us["cold"] else NOT_MEASURED
+    for name in row.quickest:
         if against[name].verdict == answers.SLOWER:
             return f"{name} faster"
     if all(each.verdict == answers.FASTER for each in against.values()):
         return "ours faster"
-    return answers.LESS if against[quickest[0]].verdict == answers.LESS else answers.AMBIGUOUS
-
-
-def list_by_time(us: Mapping[str, Summary], against: Mapping[str, Against]) -> list[str]:
-    """Return the alternatives of a row, the quickest first."""
-    return sorted((name for name in against if name in us), key=lambda name: us[name].median)
+    return answers.LESS if against[row.quickest[0]].verdict == answers.LESS else answers.AMBIGUOUS
 
 
 def summarize(values: Sequence[float]) -> Summary:
     """Return median and 95% interval over repeats."""
-    interval = estimates.log_interval(values)
-    return Summary(estimates.median(values), interval and list(interval))  # type: ignore[arg-type]
+    return Summary(estimates.median(values), estimates.log_interval(values))  # type: ignore[arg-type]
 
 
 def summarize_all(samples: Mapping[Any, Sequence[float]]) -> dict[str, Summary]:
-    return {name: summarize(values) for name, values in samples.items() if name != TWIN}
-
-
-def divide_times(reference: Sequence[float], other: Sequence[float]) -> list[float]:
-    logs = estimates.log_ratios(dict(enumerate(reference)), dict(enumerate(other)))
-    return [float(np.exp(value)) for value in logs]
+    """Return medians of `Samples`, without the twin."""
+    return {name: summarize(values) for name, values in samples.items() if name != "twin"}
 
 
 def list_sittings(file: File) -> list[Sat]:
@@ -331,13 +292,7 @@ def list_sittings(file: File) -> list[Sat]:
     return [sittings[started] for started in sorted(sittings)]
 
 
-def list_reached(kernels: Kernels) -> list[Row]:
-    """Return the rows that were measured. An unfinished run shows these, and how many it lacks."""
-    return [row for row in kernels.rows if row.reasons.get("ours") != NO_TIME]
-
-
-def describe_lack(kernels: Kernels) -> str:
+def describe_lack(rows: Sequence[Row]) -> str:
     """Return how many cases an unfinished run never reached, as text; empty for a finished run."""
-    cases = {row.case for row in kernels.rows}
-    missing = cases - {row.case for row in list_reached(kernels)}
+    cases, missing = {row.case for row in rows}, {row.case for row in rows if not row.is_reached}
     return f"{len(missing)} of {len(cases)} cases not measured: {NO_TIME}" if missing else ""

@@ -20,6 +20,7 @@ import gc
 import math
 import statistics
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,10 +46,6 @@ class Rules:
     most_backlog: int = 256  # flushes queued before a call; each takes about 40 us on an H200
 
 
-class HostBound(RuntimeError):
-    """The error that the GPU waited for the CPU in spite of queued work, so no GPU time exists."""
-
-
 class Timer:
     """A timer of one call, by either method, in seconds. The device is `Cuda`, or has its methods."""
 
@@ -65,9 +62,12 @@ class Timer:
     def lukewarm(self, moved: int) -> str | None:
         """Return a note where a tiny op's buffers are too few to flush the L2, or None."""
         between = self.sets(moved, COLD) * moved
-        if between >= self.rules.evict * self.gpu.l2_bytes:
-            return None
-        return f"not quite cold: only {between / 2**20:.0f} MiB between two uses of a buffer"
+        is_cold = between >= self.rules.evict * self.gpu.l2_bytes
+        return (
+            None
+            if is_cold
+            else f"not quite cold: only {between / 2**20:.0f} MiB between two uses of a buffer"
+        )
 
     def graph(self, calls: Sequence[Call], n: int = 8) -> tuple[float, int]:
         """Return (seconds of a call, calls captured). `n` grows from its start until the replays last long enough.
@@ -109,29 +109,25 @@ class Timer:
         backlog, samples = 1, []
         while len(samples) < self.rules.calls and (len(samples) < 3 or sum(samples) < self.rules.enough_s):
             call = calls[len(samples) % len(calls)]
-            seconds, in_time = self._between_events(call, temperature, backlog)
+            for _ in range(backlog):
+                self.gpu.flush()
+            if temperature == HOT:
+                call()  # brings back the data that the flush drove out
+            start, end = self.gpu.event(), self.gpu.event()
+            start.record()
+            result = call()
+            in_time = not start.query()  # whether the CPU had queued the whole call before the GPU began it
+            end.record()
+            self.gpu.synchronize()
+            del result
+            seconds = _positive(start.elapsed_time(end) / 1e3)
             if in_time:
                 samples.append(seconds)
             elif backlog < self.rules.most_backlog:
                 backlog *= 2
             else:
-                raise HostBound("the GPU waited for the CPU to launch it")
+                raise RuntimeError("the GPU waited for the CPU to launch it")
         return statistics.median(samples)
-
-    def _between_events(self, call: Call, temperature: str, backlog: int) -> tuple[float, bool]:
-        """Return (seconds, whether the CPU had queued the whole call before the GPU began it)."""
-        for _ in range(backlog):
-            self.gpu.flush()
-        if temperature == HOT:
-            call()  # brings back the data that the flush drove out
-        start, end = self.gpu.event(), self.gpu.event()
-        start.record()
-        result = call()
-        in_time = not start.query()
-        end.record()
-        self.gpu.synchronize()
-        del result
-        return _positive(start.elapsed_time(end) / 1e3), in_time
 
 
 def _positive(seconds: float) -> float:
@@ -230,14 +226,6 @@ class _Stamp:
         return max(1e-6, 1e3 * (end.at - self.at))
 
 
-class _Repeatable:
-    """A graph of a CPU: the calls themselves."""
-
-    def __init__(self, body: Call) -> None:
-        self.replay = body
-        body()
-
-
 class Cpu:
     """A substitute without a GPU, to see that everything works. Its times mean nothing."""
 
@@ -245,8 +233,12 @@ class Cpu:
     l2_bytes = 1024
     running = staticmethod(contextlib.nullcontext)
     event = _Stamp
-    capture = _Repeatable
     flush = synchronize = forget = staticmethod(lambda: None)
+
+    def capture(self, body: Call) -> Any:
+        """Return the calls themselves, after a first run."""
+        body()
+        return types.SimpleNamespace(replay=body)
 
 
 SMOKE = Rules(graph_s=1e-6, long_s=math.inf, calls=2, too_slow_s=math.inf, most_sets=2, most_calls=2)

@@ -12,20 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 import kernels
-from ladder.cli import main as cli
 from ladder.machine import caches, system
-from ladder.studies import frame
 from ladder.studies.kernelbench import bench as kernelbench
 from ladder.studies.kernelbench import cases as kernelcases
-from ladder.studies.kernelbench import compiling as kernelcompiling
-from ladder.studies.kernelbench import study
 from ladder.studies.kernelbench import timing as kerneltiming
-from ladder.studies.kernelbench.bench import COMPILE, COPY, OURS, PLAIN, TWIN, Bench
+from ladder.studies.kernelbench.bench import AT_ONCE, COMPILE, COPY, OURS, PLAIN, TWIN, Ahead, Bench
 from ladder.studies.kernelbench.cases import Case, Op
-from ladder.studies.kernelbench.compiling import AT_ONCE, Ahead
 from ladder.studies.kernelbench.timing import COLD, EVENTS, GRAPH, HOT, SMOKE, Cpu, Cuda, Timer
 from stylegan_lite.config import Workload
 
@@ -49,22 +43,18 @@ def toy(monkeypatch):
     return Case("toy", (("N", 2), ("C", 3), ("H", 4), ("W", 4)), "bf16", "channels_last", ("here",))
 
 
-def leave_compile_out(monkeypatch):
-    """It costs seconds."""
+@pytest.fixture
+def bench(monkeypatch):
+    """Without torch.compile, which costs seconds."""
     real = Bench.make_contender
     monkeypatch.setattr(
         Bench, "make_contender", lambda self, name, case: real(self, PLAIN if name == COMPILE else name, case)
     )
-
-
-@pytest.fixture
-def bench(monkeypatch):
-    leave_compile_out(monkeypatch)
     return Bench(Cpu(), Timer(Cpu(), SMOKE))
 
 
 def measure(bench, case, repeats=2):
-    return {row.direction: row for row in bench.measure_case(case, repeats, repeats, lambda: 1.0)}
+    return {row.direction: row for row in bench.measure_case(case, repeats, repeats, math.inf)}
 
 
 def test_an_entry_in_the_registry_is_all_that_an_op_needs(toy):
@@ -75,18 +65,18 @@ def test_an_entry_in_the_registry_is_all_that_an_op_needs(toy):
         if direction == "double backward":
             contenders -= {COMPILE, COPY}  # AOTAutograd has none; nobody has counted its bytes
             assert "double backward" in row.reasons[COMPILE]
-        assert {name: len(v) for name, v in row.samples[COLD].items()} == dict.fromkeys(contenders, 4)
-        assert {name: len(v) for name, v in row.samples[HOT].items()} == dict.fromkeys(
-            contenders - {TWIN, COPY}, kernelbench.HOT_REPEATS
-        )
-        assert row.method == GRAPH and all(us > 0 for v in row.samples[COLD].values() for us in v)
+        counts = {name: len(values) for name, values in row.samples_us[COLD].items()}
+        assert counts == dict.fromkeys(contenders, 4)
+        counts = {name: len(values) for name, values in row.samples_us[HOT].items()}
+        assert counts == dict.fromkeys(contenders - {TWIN, COPY}, kernelbench.HOT_REPEATS)
+        assert row.method == GRAPH and all(us > 0 for v in row.samples_us[COLD].values() for us in v)
     assert rows["backward"].bytes == 3 * 2 * 3 * 16 * 2
 
 
-def test_what_is_called_in_each_direction(toy):
+def test_each_direction_differentiates_again_and_again_over_the_same_graph(toy):
     forward, backward, double = (kernelbench.call_of(toy, d, scaled, "cpu") for d in kernelcases.DIRECTIONS)
     assert forward().shape == (2, 3, 4, 4) and forward().requires_grad
-    for _ in range(2):  # again and again over the same graph
+    for _ in range(2):
         dx, dstyle = backward()
         assert dx.shape == (2, 3, 4, 4) and dstyle.shape == (2, 3) and not dx.requires_grad
         ddx, ddstyle, dg = double()
@@ -94,7 +84,7 @@ def test_what_is_called_in_each_direction(toy):
 
 
 @pytest.mark.parametrize("wrong", ["forward", "backward"])
-def test_what_is_wrong_is_not_timed(toy, bench, monkeypatch, wrong):
+def test_a_wrong_result_is_not_timed(toy, bench, monkeypatch, wrong):
     class Off(torch.autograd.Function):
         @staticmethod
         def forward(ctx, y):
@@ -107,28 +97,22 @@ def test_what_is_wrong_is_not_timed(toy, bench, monkeypatch, wrong):
     monkeypatch.setattr(kernels, "toy", lambda x, style: Off.apply(scaled(x, style)))
     rows = measure(bench, toy)
     assert "differs from plain PyTorch" in rows[wrong].reasons[OURS]
-    assert set(rows[wrong].samples[COLD]) == {PLAIN, COMPILE, COPY}
-    assert wrong == "forward" or OURS in rows["forward"].samples[COLD]
+    assert set(rows[wrong].samples_us[COLD]) == {PLAIN, COMPILE, COPY}
+    assert wrong == "forward" or OURS in rows["forward"].samples_us[COLD]
 
 
 def test_the_yardstick_is_the_fastest_way_to_copy_and_stays_the_row_s(toy, bench, monkeypatch):
     """The driver copies some sizes at two thirds of its rate: a slow yardstick would make every op look fast."""
-    ways, tried, sizes, real = kernelbench.WAYS, [], {}, kernelbench.copies
-
-    def timed(self, row, name, calls, temperature):
-        (way,) = [way for way in ways if sizes.get(way) is calls]
-        tried.append(way)
-        return 1e-4 * (1 + (ways.index(way) - 2) ** 2)
-
-    monkeypatch.setattr(kernelbench, "copies", lambda *a: sizes.setdefault(a[3], real(*a)))
-    monkeypatch.setattr(Bench, "_timed", timed)
+    ways, tried, real = kernelbench.WAYS, [], kernelbench.copies
+    monkeypatch.setattr(kernelbench, "copies", lambda *a: tried.append(a[3]) or real(*a))
+    monkeypatch.setattr(Bench, "_time_calls", lambda *_: 1e-4 * (1 + (ways.index(tried[-1]) - 2) ** 2))
     row = kernelbench.Row(toy, "forward", 10**6, 10**6)
     assert {bench.time_contender(row, COPY, {}, COLD) for _ in range(2)} == {1e-4}
     assert tried == [*ways, ways[2]]
 
 
 @pytest.mark.parametrize(("page", "largest"), [(64, 1000), (4096, 1 << 20)])
-def test_copies_move_as_many_bytes_as_asked_for_in_pieces(page, largest):
+def test_copies_move_as_many_bytes_as_requested_in_pieces(page, largest):
     (call,) = kernelbench.copies(2 * 70_001, 1, "cpu", (page, largest))
     pieces = [piece.numel() for piece in call()]
     assert all(n % page == 0 and n <= largest + page for n in pieces)
@@ -137,7 +121,7 @@ def test_copies_move_as_many_bytes_as_asked_for_in_pieces(page, largest):
 
 def test_a_result_that_is_missing_is_wrong_unless_it_is_zero():
     one, zero = torch.ones(3), torch.zeros(3)
-    kernelbench.compare_results([one, None, one * 1.01], [one, zero, one])
+    kernelbench.compare_results([one, None, one * 1.01, None], [one, zero, one, None])
     for results, expected, why in (
         ([one, None], [one, one], "missing"),
         ([one, one], [one, None], "differs"),
@@ -159,11 +143,11 @@ def test_a_contender_that_fails_has_a_reason_and_no_half_of_a_number(toy, bench,
     monkeypatch.setattr(kernels, "toy", fails_later)
     rows = measure(bench, toy)
     assert rows["forward"].reasons == {OURS: "out of memory"}
-    for samples in rows["forward"].samples.values():
+    for samples in rows["forward"].samples_us.values():
         assert not {OURS, TWIN} & set(samples) and len(samples[PLAIN]) == 2
     monkeypatch.delattr(kernels, "toy")
     rows = measure(bench, toy)
-    assert "AttributeError" in rows["forward"].reasons[OURS] and rows["backward"].samples[COLD][PLAIN]
+    assert "AttributeError" in rows["forward"].reasons[OURS] and rows["backward"].samples_us[COLD][PLAIN]
 
 
 @pytest.mark.parametrize(("fastest", "method"), [(99e-6, GRAPH), (101e-6, EVENTS)])
@@ -181,26 +165,15 @@ def test_one_method_for_all_contenders_of_a_row_in_random_order(toy, bench, monk
     monkeypatch.setattr(Bench, "time_contender", time_contender)
     rows = measure(bench, toy, 6)
     assert {row.method for row in rows.values()} == {method}
-    assert (
-        len(rows["forward"].samples[COLD][COPY]) == 6
-    )  # times from before the method was known are not kept
+    assert len(rows["forward"].samples_us[COLD][COPY]) == 6  # none from before the method was known
     assert len({tuple(order[i : i + 5]) for i in range(0, len(order) - 4, 5)}) > 1
 
 
-@pytest.mark.parametrize(
-    ("step", "times"), [(9.0, kernelbench.LEAST_REPEATS), (0.01, kernelbench.MOST_REPEATS)]
-)
-def test_a_case_repeats_for_its_share_of_the_time(toy, bench, monkeypatch, step, times):
-    now = [0.0]
-
-    def clock():
-        now[0] += step
-        return now[0]
-
+@pytest.mark.parametrize(("end", "repeats"), [(0.0, 5), (math.inf, 9)])
+def test_a_case_repeats_until_its_share_of_the_time_is_over(toy, bench, monkeypatch, end, repeats):
     monkeypatch.setattr(Bench, "time_contender", lambda *_: 1e-5)
-    left_s = kernelbench.Allowance(1, clock).share(3)
-    rows = bench.measure_case(toy, kernelbench.LEAST_REPEATS, kernelbench.MOST_REPEATS, left_s)
-    assert {len(row.samples[COLD][OURS]) for row in rows} == {times}
+    rows = bench.measure_case(toy, kernelbench.LEAST_REPEATS, kernelbench.MOST_REPEATS, end)
+    assert {len(row.samples_us[COLD][OURS]) for row in rows} == {repeats}
 
 
 def test_an_alternative_of_a_second_a_call_is_named_and_not_repeated(toy, bench, monkeypatch):
@@ -209,68 +182,7 @@ def test_an_alternative_of_a_second_a_call_is_named_and_not_repeated(toy, bench,
     monkeypatch.setattr(Case, "plain", lambda case: lambda **t: (time.sleep(0.45), real(case)(**t))[-1])
     row = measure(bench, toy, 3)["forward"]
     assert row.reasons[PLAIN].endswith("s a call: not repeated")
-    assert PLAIN not in row.samples[COLD] and row.samples[COLD][OURS]
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
-def invoke(*args):
-    return CliRunner().invoke(cli.main, ["kernels", *args])
-
-
-def test_a_lost_device_is_a_reason_and_the_other_cases_are_measured(monkeypatch, tmp_path):
-    leave_compile_out(monkeypatch)
-    monkeypatch.setattr(Bench, "time_contender", lambda *_: 1e-5)
-    monkeypatch.setattr(Bench, "_check", lambda *_: None)
-    monkeypatch.setattr(kernelcompiling, "compile_ours", lambda *how: None)
-    real = Bench.measure_case
-
-    def measure_case(self, case, *how):
-        if "noise" in case.name:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
-        return real(self, case, *how)
-
-    monkeypatch.setattr(Bench, "measure_case", measure_case)
-    ended = invoke("--device", "cpu", "--out", str(tmp_path), "--op", "bias_act")
-    assert ended.exit_code == 1, ended.output
-    (path,) = tmp_path.glob("*.json")
-    rows = study.STUDY.derive(frame.read_file(study.STUDY, path)).rows
-    assert {"illegal memory access" in row.reasons.get(OURS, "") for row in rows} == {True, False}
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ((), "CUDA GPU"),
-        (("--device", "cpu", "--op", "nonsense"), "no op is called 'nonsense'"),
-        (("--device", "cpu", "--workload", "nosuch"), "nosuch"),
-        (("--device", "cpu", "--workload", "article"), "leave out --workload"),
-    ],
-)
-def test_an_impossible_request_is_one_line_and_leaves_no_file(args, words, monkeypatch, tmp_path):
-    monkeypatch.setattr(system, "choose_device", lambda requested=None: requested or "cpu")
-    ended = invoke(*args, "--out", str(tmp_path))
-    assert ended.exit_code == 2 and ended.output.count("\n") == 1 and words in ended.output
-    assert not [*tmp_path.iterdir()]
-
-
-def test_the_command_writes_json_markdown_and_chart(tmp_path):
-    """The real Triton kernel in the interpreter, with torch.compile's tracing: all but the times is as on a GPU."""
-    pytest.importorskip("triton")
-    if torch.cuda.is_available():
-        pytest.skip("Triton's interpreter is off where there is a GPU")
-    ended = invoke("--device", "cpu", "--op", "modulate", "--out", str(tmp_path))
-    assert ended.exit_code == 0, ended.output
-    assert "not to be quoted" in ended.output and "modulate" in ended.output
-    (path,) = tmp_path.glob("*.json")
-    assert path.stem.endswith("-modulate-smoke")
-    assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".md", ".png", ".svg"}
-    _, backward, double, *_ = study.STUDY.derive(frame.read_file(study.STUDY, path)).rows
-    assert backward.direction == "backward" and backward.share["ours"].median > 0
-    (launch, *_) = backward.launches
-    assert launch.kernel == "modulate_grad_kernel" and "BLOCK_P=" in launch.choices and len(launch.grid) == 2
-    assert "double backward" in double.reasons["compile"]
+    assert PLAIN not in row.samples_us[COLD] and row.samples_us[COLD][OURS]
 
 
 @pytest.mark.gpu
@@ -290,7 +202,7 @@ def test_every_op_is_captured_and_timed_on_a_gpu(op, rules):
         assert row.launches or case.entry.function.startswith(("conv", "cuda.", "minibatch_std"))
         if direction != "double backward":
             assert COMPILE not in row.reasons, row.reasons
-            assert row.samples[COLD][COPY]
+            assert row.samples_us[COLD][COPY]
 
 
 # --- compiling ahead --------------------------------------------------------------------------------------------------
@@ -299,37 +211,35 @@ NAMES = ["bias_act 2x8x16x16 fp32 NCHW", "modulate 2x8x16x16 bf16 channels_last"
 
 
 @pytest.fixture
-def running():
-    processes = kernelcompiling.start_processes(2, "aot_eager", "cpu")
-    yield processes
-    kernelcompiling.end_processes(processes)
-    assert all(process.poll() is not None for process in processes)
+def ahead():
+    with Ahead([], Cpu(), "aot_eager", print) as ahead:
+        ahead.start(2)
+        yield ahead
+    assert all(process.poll() is not None for process in ahead.running)
 
 
-def test_each_case_is_compiled_once_and_what_fails_or_dies_stays_behind(running):
+def test_each_case_is_compiled_once_and_what_fails_or_dies_stays_behind(ahead):
     bad = "bias_act 2x8x16x16 fp8 NCHW"
-    assert sorted(kernelcompiling.compile_by(running, [*NAMES, bad])) == sorted(NAMES)
-    assert kernelcompiling.compile_by(running, NAMES[:1]) == NAMES[:1]  # they are still there
-    running[0].kill()
-    running[0].wait()
-    left = kernelcompiling.compile_by(running, NAMES)
-    assert left and left[-1] == NAMES[-1]
-    running[1].kill()
-    running[1].wait()
-    assert kernelcompiling.compile_by(running, NAMES) == []
+    assert sorted(ahead.compile_theirs([*NAMES, bad])) == sorted(NAMES)
+    assert ahead.compile_theirs(NAMES[:1]) == NAMES[:1]  # they are still there
+    for process, left in zip(ahead.running, (NAMES, []), strict=True):
+        process.kill()
+        process.wait()
+        assert ahead.compile_theirs(NAMES) == left
 
 
-def test_one_that_hangs_is_ended(running, monkeypatch):
-    monkeypatch.setattr(kernelcompiling, "STUCK_S", 0.1)  # importing torch takes longer
-    assert kernelcompiling.compile_by(running, NAMES) == []
+def test_one_that_hangs_is_ended(ahead, monkeypatch):
+    monkeypatch.setattr(kernelbench, "STUCK_S", 0.1)  # importing torch takes longer
+    assert ahead.compile_theirs(NAMES) == []
 
 
 MEASURES = """
 import json, sys
+import torch
 from torch._dynamo.utils import counters
-from ladder.studies.kernelbench import compiling
+from ladder.studies.kernelbench import bench
 from ladder.studies.kernelbench.cases import parse_case
-compiling.compile_theirs(parse_case(sys.argv[1]), "inductor", "cpu")
+bench.compile_case(parse_case(sys.argv[1]), "inductor", "cpu")
 print(json.dumps(counters["inductor"]))
 """
 
@@ -343,11 +253,9 @@ def test_the_measuring_process_finds_in_the_cache_what_another_compiled(tmp_path
     monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")  # for one kernel they are no gain
     monkeypatch.setenv("TORCHINDUCTOR_DEBUG_COMPILE", "1")  # -O0: how fast the kernel is does not matter
     with caches.set_variables(caches.point_into(tmp_path)):
-        processes = kernelcompiling.start_processes(1, "inductor", "cpu")
-        try:
-            assert kernelcompiling.compile_by(processes, NAMES[1:]) == NAMES[1:]
-        finally:
-            kernelcompiling.end_processes(processes)
+        with Ahead([], Cpu(), "inductor", print) as ahead:
+            ahead.start(1)
+            assert ahead.compile_theirs(NAMES[1:]) == NAMES[1:]
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-c", MEASURES, NAMES[1]]
         ended = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
@@ -355,26 +263,25 @@ def test_the_measuring_process_finds_in_the_cache_what_another_compiled(tmp_path
     assert counts["fxgraph_cache_hit"] == 2 and "fxgraph_cache_miss" not in counts
 
 
-def test_cases_are_compiled_batch_by_batch_before_the_first_of_them(monkeypatch):
-    done = []
+@pytest.mark.parametrize(
+    ("name", "memory", "started"), [("cuda", 140, [12]), ("cuda", 24, [3]), ("cpu", 0, [])]
+)
+def test_cases_are_compiled_batch_by_batch_on_as_many_processes_as_fit(monkeypatch, name, memory, started):
+    done, counts = [], []
 
     def fails(cases, gpu):
-        done.append(("ours", len(cases)))
+        done.append(len(cases))
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(kernelcompiling, "compile_ours", fails)
-    monkeypatch.setattr(kernelcompiling, "compile_by", lambda running, names: done.append(names))
+    monkeypatch.setattr(system, "usable_cores", lambda: 12)
+    monkeypatch.setattr(kernelbench, "compile_ours", fails)
+    monkeypatch.setattr(Ahead, "compile_theirs", lambda self, names: done.append(names))
+    monkeypatch.setattr(Ahead, "start", lambda self, count: counts.append(count))
     cases = [SimpleNamespace(name=str(n)) for n in range(AT_ONCE + 3)]
-    with Ahead(cases, SimpleNamespace(name="cpu"), "inductor", done.append) as ahead:
-        assert not done
+    gpu = SimpleNamespace(name=name, memory=memory * 2**30)
+    with Ahead(cases, gpu, "inductor", lambda _: None) as ahead:
         for index in range(len(cases)):
             ahead(index)
+            assert len(done) == (2 if index < AT_ONCE else 4)
     names = [case.name for case in cases]
-    assert done == [AT_ONCE, ("ours", AT_ONCE), names[:AT_ONCE], 3, ("ours", 3), names[AT_ONCE:]]
-
-
-def test_there_are_as_many_processes_as_fit(monkeypatch):
-    monkeypatch.setattr(system, "usable_cores", lambda: 12)
-    for memory, count in ((140 * 2**30, 12), (24 * 2**30, 3)):
-        assert kernelcompiling.count_processes(SimpleNamespace(name="cuda", memory=memory)) == count
-    assert kernelcompiling.count_processes(SimpleNamespace(name="cpu")) == 0
+    assert done == [AT_ONCE, names[:AT_ONCE], 3, names[AT_ONCE:]] and counts[:1] == started

@@ -1,6 +1,5 @@
-"""`ladder kernels`: verdicts, also by simulation, tables and the chart that follow from samples."""
+"""`ladder kernels`: verdicts, also by simulation, the table and the chart that follow from samples."""
 
-import functools
 import warnings
 
 import matplotlib
@@ -12,7 +11,7 @@ from matplotlib.text import Text
 from ladder.core.text import NO_TIME, less_than
 from ladder.report import drawing
 from ladder.studies import frame
-from ladder.studies.kernelbench import record, report
+from ladder.studies.kernelbench import record, study
 from ladder.studies.kernelbench.record import Samples
 from ladder.studies.kernelbench.study import STUDY
 from tests.support import made_up_kernels
@@ -22,10 +21,11 @@ CASE = made_up_kernels.cases(quick=True, ops=["modulate"])[0]
 
 
 def judge(*factors, **more):
-    """One forward row whose contenders are behind the copy by these factors."""
-    slower = dict(zip(("ours", "plain", "compile"), factors, strict=False))
-    rows = [made_up_kernels.row(CASE, "forward", slower={k: v for k, v in slower.items() if v}, **more)]
-    return made_up_kernels.result(rows).rows[0]
+    """Return one forward row whose contenders are behind the copy by these factors."""
+    slower = {
+        name: factor for name, factor in zip(("ours", "plain", "compile"), factors, strict=False) if factor
+    }
+    return made_up_kernels.rows([made_up_kernels.row(CASE, "forward", slower=slower, **more)])[0]
 
 
 @pytest.mark.parametrize(
@@ -54,29 +54,29 @@ def test_a_winner_is_never_forced():
 @pytest.mark.parametrize("repeats", [1, 2])
 def test_fewer_than_three_repeats_decide_nothing(repeats):
     row = judge(1.1, 3.0, 1.3, repeats=repeats)
-    assert row.verdict == "ambiguous" and row.floor is None
-    assert row.against["plain"].interval is None and row.against["plain"].below is None
-    assert row.against["plain"].times_faster == pytest.approx(3 / 1.1, rel=0.02)
+    plain = row.against["plain"]
+    assert (row.verdict, row.floor, plain.interval, plain.below) == ("ambiguous", None, None, None)
+    assert plain.times_faster == pytest.approx(3 / 1.1, rel=0.02)
 
 
 def test_less_than_is_shown_with_its_number():
     timed = made_up_kernels.row(
         CASE, "forward", slower={"ours": 1.1, "plain": 3.0, "compile": 1.1}, noise=1e-4
     )
-    result = made_up_kernels.result([timed, timed])
-    against = result.rows[0].against
+    file = made_up_kernels.file([timed, timed])
+    rows = record.derive_rows(file)
+    against, table = rows[0].against, study.make_table(file, rows)
     assert against["compile"].below == pytest.approx(max(abs(np.log(against["compile"].interval))))
     assert against["plain"].below is None
-    table = report.make_table(result)
     assert table.rows[0][-1] == less_than(against["compile"].below) != "less than"
-    assert "less than X%: 2" in report.list_remarks(result)
+    assert "less than X%: 2" in table.notes
 
 
 def test_noisy_twins_hide_what_they_differ_by():
     timed = made_up_kernels.row(CASE, "forward", noise=1e-4)
     cold = timed[1].samples_us.cold
     noisy = Samples(cold=cold | {"twin": [1.2 * t for t in cold["ours"]]})
-    (row,) = made_up_kernels.result([made_up_kernels.change(timed, samples_us=noisy)]).rows
+    (row,) = made_up_kernels.rows([made_up_kernels.change(timed, samples_us=noisy)])
     assert row.floor > 0.18 and row.against["compile"].verdict != "faster"
 
 
@@ -87,7 +87,7 @@ def test_the_share_is_the_copys_time_by_the_ops():
     low, high = row.share["ours"].interval
     assert low < row.share["ours"].median < high
     assert row.against["plain"].times_faster == pytest.approx(2.0, rel=1e-3)
-    (double,) = made_up_kernels.result([made_up_kernels.row(CASE, "double backward")]).rows
+    (double,) = made_up_kernels.rows([made_up_kernels.row(CASE, "double backward")])
     assert double.share == {} and double.verdict == "ours faster"
 
 
@@ -107,7 +107,7 @@ def simulate(rng, family, gain=0.0):
         logs = 3 + noise + rng.normal(0, DRIFT, REPEATS) + gain * np.array([[0.0], [0.0], [1.0], [1.0]])
         samples = Samples(cold=dict(zip(NAMES, np.exp(logs).tolist(), strict=True)))
         rows.append(made_up_kernels.change(made_up_kernels.row(CASE, "forward"), samples_us=samples))
-    return made_up_kernels.result(rows).rows
+    return made_up_kernels.rows(rows)
 
 
 @pytest.mark.parametrize("family", ["normal", "heavy tail", "bimodal"])
@@ -140,12 +140,7 @@ def test_holm_is_over_all_rows_of_a_run():
 # --- table and chart --------------------------------------------------------------------------------------------------
 
 
-@functools.cache  # the intervals of all rows take seconds
-def whole():
-    return made_up_kernels.file()
-
-
-@functools.cache
+@pytest.fixture(scope="module")
 def with_gaps():
     cases = made_up_kernels.cases()
     rows = [
@@ -157,53 +152,37 @@ def with_gaps():
     return made_up_kernels.file(rows, cases[3::7])
 
 
-@functools.cache
-def nothing():
-    return made_up_kernels.file([], made_up_kernels.cases())
-
-
-RESULTS = [whole, with_gaps, nothing, lambda: made_up_kernels.file([])]
-
-
-@pytest.mark.parametrize("make", RESULTS)
-def test_terminal_and_markdown_show_every_row_that_there_was_time_for(make):
-    file = make()
-    reached = record.list_reached(STUDY.derive(file))
-    printed, page = frame.render_terminal(STUDY, file, 200), frame.render_page(STUDY, file)
+def test_terminal_and_markdown_show_every_row_that_there_was_time_for(with_gaps):
+    rows, cases = record.derive_rows(with_gaps), made_up_kernels.cases()
+    reached = [row for row in rows if row.is_reached]
+    printed, page = frame.render_terminal(STUDY, with_gaps, 200), frame.render_page(STUDY, with_gaps)
     table = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| op")]
-    assert len(table) == len(reached)
+    assert len(table) == len(reached) < len(rows)
     assert all(row.verdict in printed and "x".join(map(str, row.shape)) in printed for row in reached)
+    assert printed.count(NO_TIME) == 1
+    assert f"{len(cases[3::7])} of {len(cases)} cases not measured: {NO_TIME}" in printed
 
 
-def test_what_is_missing_says_why_once():
-    remarks = "\n".join(report.list_remarks(STUDY.derive(with_gaps())))
-    cases = made_up_kernels.cases()
-    assert f"{len(cases[3::7])} of {len(cases)} cases not measured: {NO_TIME}" in remarks
+def test_a_reason_is_given_once_for_all_rows_that_share_it():
+    reasons = ("0.3 s a call: slow", "1.8 s a call: slow")
+    rows = [
+        (case, record.Measured(direction="forward", reasons={"plain": why}, notes=["not quite cold: 7 MiB"]))
+        for case, why in zip(made_up_kernels.cases(), reasons, strict=False)
+    ]
+    notes = next(iter(STUDY.list_tables(made_up_kernels.file(rows)))).notes
     assert (
-        remarks.count(NO_TIME) == 1 and "least share from 128x128 on" in remarks and ", conv" not in remarks
-    )
-    rows = []
-    for case, why in zip(made_up_kernels.cases(), ("0.3 s a call: slow", "1.8 s a call: slow"), strict=False):
-        measured = record.Measured(
-            direction="forward", reasons={"plain": why}, notes=["not quite cold: 7 MiB"]
-        )
-        rows.append((case, measured))
-    remarks = report.list_remarks(made_up_kernels.result(rows))
-    assert (
-        "n/a (2x): a slow call: slow (plain PyTorch; forward)" in remarks
-        and "not quite cold (2 rows)" in remarks
+        "n/a: plain PyTorch, forward: a slow call: slow (2 rows)" in notes
+        and "not quite cold (2 rows)" in notes
     )
 
 
-def draw(file):
-    return report.draw_figure(file, STUDY.derive(file))
-
-
-@pytest.mark.parametrize("make", [pytest.param(RESULTS[0], marks=pytest.mark.exhaustive), *RESULTS[1:]])
-def test_no_text_of_the_chart_overlaps_another_or_leaves_it(make):
+@pytest.mark.parametrize("name", ["gaps", "no time", "empty"])
+def test_no_text_of_the_chart_overlaps_another_or_leaves_it(name, with_gaps):
+    cases = made_up_kernels.cases() if name == "no time" else ()
+    file = with_gaps if name == "gaps" else made_up_kernels.file([], cases)
     with matplotlib.rc_context(drawing.STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        figure = draw(make())
+        figure = study.draw_figure(file, record.derive_rows(file))
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
         shown = [t for t in figure.findobj(Text) if t.get_text().strip() and t.get_visible()]
@@ -219,6 +198,8 @@ def test_no_text_of_the_chart_overlaps_another_or_leaves_it(make):
 
 def test_each_case_has_a_line_of_the_chart_of_its_own():
     """Four cases of `dense_group` have one shape, and differ in the width of the result alone."""
-    rows = [made_up_kernels.row(case, "forward") for case in made_up_kernels.cases(ops=["dense_group"])]
-    texts = {each.get_text() for each in draw(made_up_kernels.file(rows)).findobj(Text)}
-    assert {f"32x4x512 O{width}" for width in (512, 256, 128, 64)} <= texts
+    file = made_up_kernels.file(
+        [made_up_kernels.row(each, "forward") for each in made_up_kernels.cases(ops=["dense_group"])]
+    )
+    texts = {each.get_text() for each in study.draw_figure(file, record.derive_rows(file)).findobj(Text)}
+    assert {f"dense_group 32x4x512 O{width}" for width in (512, 256, 128, 64)} <= texts

@@ -1,14 +1,16 @@
-"""`ladder kernels` in several sittings: what is resumed, and what is refused."""
+"""The command `ladder kernels`: its files, in several sittings too, and what it refuses."""
 
 import json
 import signal
 from types import SimpleNamespace
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from ladder.cli import main as cli
 from ladder.core.text import NO_TIME
+from ladder.machine import system
 from ladder.publish.validation import validate
 from ladder.studies import frame
 from ladder.studies.kernelbench import bench as kernelbench
@@ -22,45 +24,47 @@ OPS = ("modulate", "bias_act")
 @pytest.fixture
 def bench(monkeypatch):
     """Cases that take no time. `measured` are their names; at number `stop_at` comes a SIGTERM."""
-    state = SimpleNamespace(measured=[], stop_at=None, reasons={}, before=lambda: None)
+    state = SimpleNamespace(measured=[], stop_at=None, reasons={}, before=lambda: None, lost=())
 
     def measure_case(self, case, *how):
         state.before()
         if len(state.measured) == state.stop_at:
             signal.raise_signal(signal.SIGTERM)
+        if case.name in state.lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
         state.measured.append(case.name)
         rows = []
         for direction in case.directions:
             row = Row(case, direction, 100, 100, "graph", reasons=dict(state.reasons))
             times = {"ours": 10.0, "twin": 10.0, "plain": 30.0, "copy": 9.0}
             for name in times if "ours" not in row.reasons else ("plain", "copy"):
-                row.samples[COLD][name] = [times[name] * (1 + k / 1000) for k in range(5)]
-                row.samples[HOT][name] = [times[name]] * 3
+                row.samples_us[COLD][name] = [times[name] * (1 + k / 1000) for k in range(5)]
+                row.samples_us[HOT][name] = [times[name]] * 3
             rows.append(row)
         return rows
 
     monkeypatch.setattr(Bench, "measure_case", measure_case)
-    monkeypatch.setattr("ladder.studies.kernelbench.compiling.compile_ours", lambda *how: None)
+    monkeypatch.setattr(kernelbench, "compile_ours", lambda *how: None)
     monkeypatch.setattr(study.KernelStudy, "draw", lambda *_: None)  # which takes a second
     return state
 
 
 def plan(first="memory-bound"):
     job = SimpleNamespace(device="cpu", options=record.Options(op=list(OPS), first=first))
-    return [case.name for case in study.make_request(job).cases]
+    return [case.name for case in study.make_request(job)[0]]
 
 
 def derive(path):
     return study.STUDY.derive(frame.read_file(study.STUDY, path))
 
 
-def invoke(out, *args, ops=OPS):
-    words = [word for op in ops for word in ("--op", op)]
-    return CliRunner().invoke(cli.main, ["kernels", "--device", "cpu", "--out", str(out), *words, *args])
+def invoke(out, *args, ops=OPS, device="cpu"):
+    words = [word for op in ops for word in ("--op", op)] + (["--device", device] if device else [])
+    return CliRunner().invoke(cli.main, ["kernels", "--out", str(out), *words, *args])
 
 
 def interrupt(bench, out):
-    """The file of a run that was stopped behind its first case."""
+    """Return the file of a run that was stopped behind its first case."""
     bench.stop_at = 1
     ended = invoke(out)
     assert ended.exit_code == 130, ended.output
@@ -69,9 +73,54 @@ def interrupt(bench, out):
     return path
 
 
+def test_the_command_writes_json_markdown_and_chart(tmp_path):
+    """The real Triton kernel in the interpreter, with torch.compile's tracing: all but the times is as on a GPU."""
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("Triton's interpreter is off where there is a GPU")
+    ended = invoke(tmp_path, ops=["modulate"])
+    assert ended.exit_code == 0, ended.output
+    assert "not to be quoted" in ended.output and "modulate" in ended.output
+    (path,) = tmp_path.glob("*.json")
+    assert path.stem.endswith("-modulate-smoke")
+    assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".md", ".png", ".svg"}
+    _, backward, double, *_ = derive(path)["rows"]
+    assert backward.direction == "backward" and backward.share["ours"].median > 0
+    (launch, *_) = backward.launches
+    assert launch.kernel == "modulate_grad_kernel" and "BLOCK_P=" in launch.choices and len(launch.grid) == 2
+    assert "double backward" in double.reasons["compile"]
+
+
+@pytest.mark.parametrize(
+    ("device", "args", "words"),
+    [
+        (None, (), "CUDA GPU"),
+        ("cpu", ("--op", "nonsense"), "no op is called 'nonsense'"),
+        ("cpu", ("--workload", "nosuch"), "nosuch"),
+        ("cpu", ("--workload", "article"), "leave out --workload"),
+    ],
+)
+def test_an_impossible_request_is_one_line_and_leaves_no_file(device, args, words, monkeypatch, tmp_path):
+    monkeypatch.setattr(system, "choose_device", lambda requested=None: requested or "cpu")
+    ended = invoke(tmp_path, *args, ops=(), device=device)
+    assert ended.exit_code == 2 and ended.output.count("\n") == 1 and words in ended.output
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_lost_device_is_a_reason_and_the_other_cases_are_measured(bench, tmp_path):
+    bench.lost = plan()[:1]
+    ended = invoke(tmp_path)
+    assert ended.exit_code == 1 and bench.measured == plan()[1:], ended.output
+    (path,) = tmp_path.glob("*.json")
+    lost = {
+        row.case for row in derive(path)["rows"] if "illegal memory access" in row.reasons.get("ours", "")
+    }
+    assert lost == {*plan()[:1]}
+
+
 def test_a_run_goes_on_from_where_it_ended(bench, tmp_path):
     path = interrupt(bench, tmp_path)
-    assert len(bench.measured) == 1 and [each.cases for each in derive(path).sittings] == [1]
+    assert len(bench.measured) == 1 and [each.cases for each in derive(path)["sittings"]] == [1]
     begun = json.loads(path.read_text())
     for each in begun["observed"].values():
         each["sitting"]["started"] = "2026-01-01T00:00:00+00:00"
@@ -82,25 +131,23 @@ def test_a_run_goes_on_from_where_it_ended(bench, tmp_path):
     (whole,) = tmp_path.glob("*.json")  # the unfinished files are gone, all four
     assert not [*tmp_path.glob("*partial*")] and validate.problem_of(whole) is None
     result = derive(whole)
-    assert [each.cases for each in result.sittings] == [1, len(plan()) - 1]
-    assert result.sittings[1].minutes == result.protocol.minutes == 3 and result.protocol.ops == list(OPS)
-    for row in result.rows:
+    assert [each.cases for each in result["sittings"]] == [1, len(plan()) - 1]
+    assert result["sittings"][1].minutes == result["protocol"]["minutes"] == 3
+    assert result["protocol"]["ops"] == list(OPS)
+    for row in result["rows"]:
         assert row.sitting == (row.case != bench.measured[0]) and row.verdict == "ours faster"
     before = json.loads(whole.read_text())["observed"]
     assert invoke(tmp_path, "--resume", str(whole), ops=()).exit_code == 0  # nothing is left to measure
     assert json.loads(whole.read_text())["observed"] == before and len(bench.measured) == len(plan())
 
 
-def test_of_cases_that_had_no_time_only_those_are_measured(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr(kernelbench.Allowance, "over", property(lambda self: len(bench.measured) == 2))
-    ended = invoke(tmp_path)
+def test_of_cases_that_had_no_time_only_those_are_measured(bench, tmp_path):
+    ended = invoke(tmp_path, "--minutes", "1e-9")
     (path,) = tmp_path.glob("*.json")
-    assert ended.exit_code == 0 and f"cases not measured: {NO_TIME}" in ended.output
-    assert len(bench.measured) == 2
-    monkeypatch.setattr(kernelbench.Allowance, "over", False)
-    assert invoke(tmp_path, "--resume", str(path), ops=()).exit_code == 0
+    assert ended.exit_code == 0 and f"cases not measured: {NO_TIME}" in ended.output and not bench.measured
+    assert invoke(tmp_path, "--resume", str(path), "--minutes", "4", ops=()).exit_code == 0
     assert bench.measured == plan()
-    assert not any(NO_TIME in row.reasons.values() for row in derive(path).rows)
+    assert all(row.is_reached for row in derive(path)["rows"])
 
 
 @pytest.mark.parametrize(("reason", "again"), [("RuntimeError: lost", True), (OUT_OF_MEMORY, False)])
@@ -126,12 +173,12 @@ def test_what_is_finished_is_on_disk_before_the_end(bench, tmp_path, monkeypatch
     """A machine that is taken away sends no signal."""
     monkeypatch.setattr(study.KernelStudy, "save_every_s", 0.0)
     rows = []
-    bench.before = lambda: rows.extend(len(derive(path).rows) for path in tmp_path.glob("*-partial.json"))
+    bench.before = lambda: rows.extend(len(derive(path)["rows"]) for path in tmp_path.glob("*-partial.json"))
     assert invoke(tmp_path).exit_code == 0
     assert rows == [3 * (k + 1) for k in range(len(plan()) - 1)]
 
 
 @pytest.mark.parametrize("first", ["largest", "memory-bound"])
-def test_the_command_measures_in_the_order_that_is_asked_for(first, bench, tmp_path):
+def test_the_command_measures_in_the_requested_order(first, bench, tmp_path):
     invoke(tmp_path, "--first", first)
     assert bench.measured == plan(first)
