@@ -5,14 +5,22 @@ import os
 import queue
 import signal
 import threading
-from typing import Any
+
+from ladder.core.plain import Plain
 
 # A reader's names of commands.
 SPOKEN = dict.fromkeys(("begin", "cycle", "finish"), "visit") | {"trace": "receipts"}
 ENVIRONMENT = "environment"  # the system could not give what the rung needs: no verdict on the rung
 
 
-class Channel:
+class Nobody:
+    """A stand-in for the other end of a worker's pipes."""
+
+    def send(self, message: Plain) -> None:
+        pass
+
+
+class Channel(Nobody):
     """The protocol's two pipes, out of reach of the measured code's prints and reads."""
 
     def __init__(self) -> None:
@@ -33,16 +41,9 @@ class Channel:
             os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(1)
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self) -> Plain:
         return json.loads(self._commands.get())
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Plain) -> None:
         self._out.write(json.dumps(message) + "\n")
         self._out.flush()
-
-
-class Nobody:
-    """A stand-in for the other end of a worker's pipes."""
-
-    def send(self, message: dict[str, Any]) -> None:
-        pass

@@ -30,7 +30,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -54,18 +54,15 @@ class ForkServer:
     Args:
         code: a checkout whose `stylegan_lite` and `kernels` are measured, by default this one.
         torch: whether to import torch.
-
-    Raises:
-        EnvironmentFailure: no process can be started.
     """
 
     def __init__(self, code: Path | None = None, torch: bool = True) -> None:
-        self._lock, self.torch, self._asked = threading.Lock(), torch, 0
+        self._lock, self.torch, self._number = threading.Lock(), torch, 0
         command = [sys.executable, "-m", "ladder.engine.forkserver"]
         command += ["--code", str(Path(code).resolve())] if code else []
         command += ["--torch"] if torch else []
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
+        with theirs, refuse_no_process():
             self._stderr: IO[bytes] = tempfile.TemporaryFile()
             self._process = subprocess.Popen(
                 [*command, "--socket", str(theirs.fileno())],
@@ -77,13 +74,6 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 env=os.environ | files.cache_variables() | QUIET,
             )
-        except OSError as error:
-            raise_if_environment(error)
-            raise EnvironmentFailure(
-                f"no process can be started: {one_line(error.strerror or str(error))}"
-            ) from None
-        finally:
-            theirs.close()
 
     @property
     def pid(self) -> int:
@@ -94,16 +84,16 @@ class ForkServer:
 
         Waits until the server has imported. Raises `ServerEnded` if that takes longer than `patience` seconds.
         """
-        return int(self._ask({"do": "fork"}, patience, ends)["pid"])
+        return int(self._request({"do": "fork"}, patience, ends)["pid"])
 
     def ready(self, patience: float) -> Mapping[str, float]:
         """Return the server's number of threads and its seconds of importing, once it has imported."""
-        return self._ask({"do": "ready"}, patience)
+        return self._request({"do": "ready"}, patience)
 
     def ended(self, pid: int) -> bool:
         """Return whether a worker has ended. Its number stays its own until `reap`."""
         try:
-            return bool(self._ask({"do": "ended", "pid": pid})["ended"])
+            return bool(self._request({"do": "ended", "pid": pid})["ended"])
         except ServerEnded:
             return True
 
@@ -113,14 +103,12 @@ class ForkServer:
         Returns None if the server has ended, or if a killed worker hangs in the system, as in a driver.
         """
         deadline = time.monotonic() + _LONGEST_END_S
-        try:
-            while (status := self._ask({"do": "reap", "pid": pid})["status"]) is None:
-                if time.monotonic() > deadline:
-                    return None
+        with contextlib.suppress(ServerEnded):
+            while time.monotonic() <= deadline:
+                if (status := self._request({"do": "reap", "pid": pid})["status"]) is not None:
+                    return int(status)
                 time.sleep(0.005)
-        except ServerEnded:
-            return None
-        return int(status)
+        return None
 
     def close(self) -> None:
         """End the server. Workers that still run end when their own pipes close. Safe to call again."""
@@ -135,43 +123,55 @@ class ForkServer:
         if self._process.poll() is None:
             self._process.kill()
 
-    def _ask(
+    def _request(
         self, request: Mapping[str, object], patience: float = 60.0, ends: tuple[int, ...] = ()
     ) -> Mapping[str, float]:
         with self._lock:
             try:
                 self._socket.settimeout(patience)
-                self._asked += 1
-                message = json.dumps({**request, "number": self._asked}).encode()
+                self._number += 1
+                message = json.dumps({**request, "number": self._number}).encode()
                 socket.send_fds(self._socket, [message], list(ends))
-                reply = self._socket.recv(_MOST)
-                while (
-                    reply and json.loads(reply)["number"] != self._asked
-                ):  # Ctrl-C fell between it and its request
-                    reply = self._socket.recv(_MOST)
+                while reply := self._socket.recv(_MOST):
+                    if (answer := json.loads(reply))["number"] == self._number:
+                        return answer  # else Ctrl-C fell between a reply and its request
             except TimeoutError:
                 self._process.kill()
                 raise ServerEnded(f"no sign of life for {patience:.0f} s, ended by the watchdog") from None
             except OSError:
-                reply = b""
-            if not reply:
-                raise ServerEnded(self._last_words())
-            return json.loads(reply)
-
-    def _last_words(self) -> str:
-        if self._stderr.closed:
-            return "the run was ended"
-        status = self._process.wait()
-        self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, self._stderr.tell() - 4000))
-        said = self._stderr.read().decode(errors="replace").strip().splitlines()
-        if status < 0:
-            known = -status in list(signal.Signals)
-            return f"worker killed by {signal.Signals(-status).name if known else f'signal {-status}'}"
-        return f"worker ended with status {status}" + (f": {one_line(said[-1])}" if said else "")
+                pass
+            if self._stderr.closed:
+                raise ServerEnded("the run was ended")
+            status, lines = self._process.wait(), read_last_lines(self._stderr)
+            if status < 0:
+                raise ServerEnded(f"worker killed by {name_signal(-status)}")
+            last = f": {one_line(lines[-1])}" if lines else ""
+            raise ServerEnded(f"worker ended with status {status}{last}")
 
 
-def _serve_requests(connection: socket.socket, code: Path | None) -> None:
+@contextlib.contextmanager
+def refuse_no_process() -> Iterator[None]:
+    """Turn the system's refusal of files and processes into an `EnvironmentFailure`."""
+    try:
+        yield
+    except OSError as error:
+        raise_if_environment(error)
+        message = f"no process can be started: {one_line(error.strerror or str(error))}"
+        raise EnvironmentFailure(message) from None
+
+
+def read_last_lines(file: IO[bytes]) -> list[str]:
+    """Return the last lines, at most 4,000 bytes, that a process has written into a file."""
+    file.seek(0, os.SEEK_END)
+    file.seek(max(0, file.tell() - 4000))
+    return file.read().decode(errors="replace").strip().splitlines()
+
+
+def name_signal(number: int) -> str:
+    return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+
+
+def _serve_requests(connection: socket.socket, code: Path | None, start_s: float) -> None:
     """Answer requests until the orchestrator closes its side."""
     reaped: dict[int, int] = {}  # exit statuses; a thread may ask for a worker that another has just reaped
     while True:
@@ -197,19 +197,19 @@ def _serve_requests(connection: socket.socket, code: Path | None) -> None:
             reply = {"ended": pid in reaped or os.waitid(os.P_PID, pid, how) is not None}
         elif request["do"] == "reap":
             pid = request["pid"]
-            if pid not in reaped and (found := os.waitpid(pid, os.WNOHANG))[0]:
-                reaped[pid] = os.waitstatus_to_exitcode(found[1])
+            if pid not in reaped and (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                reaped[pid] = os.waitstatus_to_exitcode(ended[1])
             reply = {"status": reaped.get(pid)}
         else:
-            reply = {"threads": _count_threads(), "start_s": _START_S}
+            reply = {"threads": len(os.listdir("/proc/self/task")), "start_s": start_s}
         connection.send(json.dumps({**reply, "number": request["number"]}).encode())
 
 
-def _become_worker(ends: list[int], told: tuple[int, int], code: Path | None) -> None:
+def _become_worker(ends: list[int], held: tuple[int, int], code: Path | None) -> None:
     """Become a worker with these descriptors, in a session of its own. Never returns."""
     try:
         os.setsid()
-        for end in told:
+        for end in held:
             os.close(end)
         for number, end in enumerate(ends):
             os.dup2(end, number)
@@ -217,10 +217,10 @@ def _become_worker(ends: list[int], told: tuple[int, int], code: Path | None) ->
         from ladder.engine import worker
 
         worker.run_worker(code)
-    except SystemExit as said:
-        if isinstance(said.code, int):
-            os._exit(said.code)
-        print(said.code or "", file=sys.stderr)
+    except SystemExit as leaving:
+        if isinstance(leaving.code, int):
+            os._exit(leaving.code)
+        print(leaving.code or "", file=sys.stderr)
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
@@ -228,24 +228,12 @@ def _become_worker(ends: list[int], told: tuple[int, int], code: Path | None) ->
         os._exit(1)
 
 
-def _count_threads() -> int:
-    """Return the threads of this process as the system counts them."""
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return threading.active_count()
-
-
-_START_S = 0.0
-
-
 def main() -> None:
-    global _START_S
     parser = argparse.ArgumentParser(prog="ladder.engine.forkserver")
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--code", type=Path)
     parser.add_argument("--torch", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     begin = time.perf_counter()
     from ladder.engine import worker
 
@@ -254,15 +242,15 @@ def main() -> None:
     before = os.environ.get(_ALONE)
     os.environ[_ALONE] = "1"
     try:
-        worker.preload_code(asked.code, asked.torch)
+        worker.preload_code(options.code, options.torch)
     finally:
         del os.environ[_ALONE]
         if before is not None:
             os.environ[_ALONE] = before
     gc.collect()
     gc.freeze()  # pages that no collection writes to stay shared
-    _START_S = time.perf_counter() - begin
-    _serve_requests(socket.socket(fileno=asked.socket), asked.code)
+    start_s = time.perf_counter() - begin
+    _serve_requests(socket.socket(fileno=options.socket), options.code, start_s)
 
 
 if __name__ == "__main__":

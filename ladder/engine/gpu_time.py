@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ladder.core.plain import Plain
 from ladder.core.protocol import CYCLE_STEPS
 
 PROFILED = 2  # cycles of each process
@@ -28,31 +29,36 @@ def rest_s(samples_s: Sequence[float], captured: bool) -> float:
     return min(CYCLE_STEPS * statistics.median(samples_s), REST_S) if captured and samples_s else 0.0
 
 
-def record_counted(
-    record: Callable[[float], dict[str, Any]], samples_s: Sequence[float], captured: bool
-) -> tuple[dict[str, Any], str | None]:
-    """Record profiled cycles of a process, and once more if they do not count.
+def profile_worker(
+    worker: Any,
+    recipe: Mapping[str, Any],
+    samples_s: Sequence[float],
+    record: Callable[[float], Plain] | None = None,
+) -> tuple[Plain, str | None]:
+    """Profile cycles of a worker whose timed cycles are over, and once more if they do not count.
 
     A first cycle may allocate, so that the second launches fewer kernels; and a GPU may be slower for a while.
 
     Args:
-        record: returns `cycles` and `gpu_void`; it gets the seconds of rest before each cycle.
         samples_s: seconds of a step in each timed cycle.
+        record: returns `cycles` and `gpu_void`, after so many seconds of rest before each cycle; by default the
+            worker's reply.
 
     Returns:
         (what was recorded last, why it does not count or None)
     """
+    worker.call("profile", part="load")
+    record = record or (lambda rest: worker.call("profile", part="record", rest_s=rest))
+    captured = is_captured(recipe)
     for _ in range(RECORDINGS):
-        found = record(rest_s(samples_s, captured))
-        void = found["gpu_void"] or find_excess(found["cycles"], samples_s, captured)
+        reply = record(rest_s(samples_s, captured))
+        void = reply["gpu_void"] or find_excess(reply["cycles"], samples_s, captured)
         if not void:
             break
-    return found, void
+    return reply, void
 
 
-def find_excess(
-    cycles: list[dict[str, Any]] | None, samples_s: Sequence[float], captured: bool
-) -> str | None:
+def find_excess(cycles: list[Plain] | None, samples_s: Sequence[float], captured: bool) -> str | None:
     """Return one line if a captured step's GPU time exceeds its wall time, which is timed without a profiler.
 
     At a power limit a profiled cycle may run at a lower SM clock than a timed one, so the line tells that clock.

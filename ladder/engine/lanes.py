@@ -1,22 +1,14 @@
-"""Several rungs at once: threads that each talk to a worker process, and the parts that must run alone.
-
-Most of an inspection is compiling, warming up and comparing: one CPU core's work, during which a GPU waits. Only the
-traced cycle, which shows how long the GPU works in a step, must have the GPU for itself. A rung that chooses by
-measuring while it prepares is prepared alone.
-"""
+"""Several rungs at once: threads that each talk to a worker process, and the parts that must run alone."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from typing import Any
 
 from ladder.core.stopping import end_surely
-from ladder.engine.pool import Pool, WorkerFailure
-from ladder.machine.threads import share_threads
+from ladder.engine.pool import WorkerFailure
 
 MOST_ALIVE = 32  # processes of a generation, each with its data workers
 SHARE = 0.85  # of the GPU's memory for all processes of a generation
@@ -91,46 +83,6 @@ def run_each(jobs: Iterable[Callable[[], None]], lanes: int, stop: Callable[[], 
 
             end_surely(end)
             raise
-
-
-def inspect_rungs(run: Any, pool: Pool, names: Sequence[str], lanes: int) -> None:
-    """Inspect rungs of a `ladder.engine.run` run, `lanes` at a time.
-
-    A failure that other rungs may have caused is left undecided.
-    """
-    names = [name for name in names if run.is_due(name, None)]
-    if not names:
-        return
-    gate, held = Gate(), share_threads(min(lanes, len(names)))
-    with run.device_lock():
-        jobs = [functools.partial(_inspect_one, run, pool, name, gate, held) for name in names]
-        run_each(jobs, lanes, pool.kill)
-
-
-def _inspect_one(run: Any, pool: Pool, name: str, gate: Gate, held: int | None) -> None:
-    with run.lock:
-        if not run.is_due(name, None):  # a rung it depends on has failed since
-            return
-    run.place.at = {"rung": name, "round": None}
-    run.emit("inspect")
-    worker = pool.take()
-    try:
-        with gate.together():
-            run.get_ready(worker, name, threads=held)
-            run.inspect(worker, name, gate.alone)
-    except WorkerFailure as failure:
-        if pool.ended or is_unsure(failure):
-            return  # interrupted; or the rung may pass when it is alone
-        with run.lock:
-            run.fail(name, None, failure)
-    finally:
-        worker.close()
-    run.visited(name, None)
-
-
-def chooses_kernels(recipe: dict[str, Any]) -> bool:
-    """Return whether preparing times candidates and keeps the fastest. Work beside it would falsify that choice."""
-    return bool(recipe.get("cudnn_benchmark")) or recipe.get("compile", "off") != "off"
 
 
 def is_unsure(failure: WorkerFailure) -> bool:

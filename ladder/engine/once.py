@@ -2,27 +2,26 @@
 
 import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from ladder.core.locks import device_lock
-from ladder.engine.gpu_time import is_captured, record_counted
+from ladder.core.plain import Plain
+from ladder.engine.gpu_time import profile_worker
 from ladder.engine.pool import Pool, Worker, WorkerFailure, strip_protocol
 from ladder.machine import system
 
 
 def measure_once(
-    workload: dict[str, Any],
-    recipe: dict[str, Any],
+    workload: Plain,
+    recipe: Plain,
     device: str,
     cycles: int,
     code: Path | None = None,
     *,
     seed: int = 0,
     workers: Pool | None = None,
-) -> dict[str, Any]:
-    """Time one recipe in one fresh worker (for benches). Return seconds for one step.
+) -> Plain:
+    """Time one recipe in one fresh worker, of `workers` if they are given. Return seconds for one step.
 
     Returns:
         samples_s (one for each cycle), event_s, prepare_s, peak_rss_bytes, recipe and settings.
@@ -33,27 +32,29 @@ def measure_once(
 
     Raises:
         WorkerFailure: its status is "n/a" if `code`, a checkout with the measured packages, lacks the contract.
-
-    The worker is one of `workers`, as `pool` makes them. There is no cycle without lazy phases: asv has no number of
-    it.
     """
-    empty = {"peak_reserved_bytes": None, "peak_allocated_bytes": None}
+    reply: Plain = {
+        "peak_reserved_bytes": None,
+        "peak_allocated_bytes": None,
+        "gpu_s": None,
+        "gpu_void": None,
+    }
     with _prepare_worker(workload, recipe, device, code, seed, workers) as (worker, prepared):
-        seen = worker.call("visit", cycles=cycles, settle_s=0, settle_cycles=0, main=False)
-        used = worker.call("choices")["choices"]
-        # Last, because nothing is timed in a process that was profiled.
-        gpu = _profile_cycles(worker, recipe, device, seen["samples_s"])
-        return strip_protocol(empty | prepared | seen | {"choices": used} | gpu)
+        reply |= prepared | worker.call("visit", cycles=cycles, settle_s=0, settle_cycles=0, main=False)
+        reply |= {"choices": worker.call("choices")["choices"]}
+        if device == "cuda":  # last, because nothing is timed in a process that was profiled
+            try:
+                profiled, void = profile_worker(worker, recipe, reply["samples_s"])
+            except WorkerFailure as failure:  # the wall times stand
+                profiled, void = {}, failure.reason
+            cycled = [] if void else profiled["cycles"]
+            reply |= {"gpu_s": [cycle["gpu_ms"] / 1000 for cycle in cycled or []] or None, "gpu_void": void}
+    return strip_protocol(reply)
 
 
 def prepare_once(
-    workload: dict[str, Any],
-    recipe: dict[str, Any],
-    device: str,
-    code: Path | None = None,
-    *,
-    seed: int = 0,
-) -> dict[str, Any]:
+    workload: Plain, recipe: Plain, device: str, code: Path | None = None, *, seed: int = 0
+) -> Plain:
     """Prepare one recipe in one fresh worker and time nothing else.
 
     Returns prepare_s with its parts, build_s, recipe, settings, choices and the peaks of memory. The parts are
@@ -69,33 +70,10 @@ def open_pool(device: str, code: Path | None) -> Pool:
     return Pool(code=code, torch=code is None or device == "cuda")
 
 
-def _profile_cycles(
-    worker: Worker, recipe: dict[str, Any], device: str, samples_s: list[float]
-) -> dict[str, list[float] | str | None]:
-    """Profile whole cycles of a process that is never timed again. Return gpu_s and gpu_void of `measure_once`."""
-    if device != "cuda":
-        return {"gpu_s": None, "gpu_void": None}
-    try:
-        worker.call("profile", part="load")
-        seen, void = record_counted(
-            lambda rest: worker.call("profile", part="record", rest_s=rest), samples_s, is_captured(recipe)
-        )
-    except WorkerFailure as failure:  # the wall times stand
-        return {"gpu_s": None, "gpu_void": failure.reason}
-    cycles = seen["cycles"]
-    counts = cycles and not void
-    return {"gpu_s": [cycle["gpu_ms"] / 1000 for cycle in cycles] if counts else None, "gpu_void": void}
-
-
-@contextmanager
+@contextlib.contextmanager
 def _prepare_worker(
-    workload: dict[str, Any],
-    recipe: dict[str, Any],
-    device: str,
-    code: Path | None,
-    seed: int,
-    workers: Pool | None = None,
-) -> Iterator[tuple[Worker, dict[str, Any]]]:
+    workload: Plain, recipe: Plain, device: str, code: Path | None, seed: int, workers: Pool | None = None
+) -> Iterator[tuple[Worker, Plain]]:
     """Yield a prepared worker and its words about building and preparing. The worker ends afterwards."""
     with contextlib.ExitStack() as stack:
         forks = workers or stack.enter_context(open_pool(device, code))

@@ -16,6 +16,7 @@ from typing import Any
 
 from ladder.core.errors import raise_if_environment
 from ladder.core.locks import device_lock
+from ladder.core.plain import Plain
 from ladder.core.protocol import PHASES
 from ladder.engine import worker
 from ladder.engine.channel import Nobody
@@ -29,14 +30,14 @@ _FEED = ["workload", "recipe", "real", "seed"]  # of stylegan_lite.data.DataFeed
 
 
 def time_phases(
-    workload: dict[str, Any],
-    recipe: dict[str, Any],
+    workload: Plain,
+    recipe: Plain,
     device: str,
     *,
     samples: int = SAMPLES,
     window: int = WINDOW,
     seed: int = 0,
-) -> dict[str, Any]:
+) -> Plain:
     """Return the seconds of one run of each phase, on a batch that stands still.
 
     Args:
@@ -59,29 +60,22 @@ def time_phases(
             with _convert_failures("prepare", rung):
                 rung.do_prepare()
             with _convert_failures("phases", rung):
-                took = _time_windows(rung, samples, window)
+                took: dict[str, list[float]] = {phase: [] for phase in PHASES}
+                for _ in range(samples):  # in turns, so that a drift of the clock favours no phase
+                    for phase, seconds in took.items():
+                        rung.step.run_phase(phase)
+                        run = functools.partial(rung.step.run_phase, phase)
+                        seconds.append(_time_calls(run, window, rung.synchronize) / window)
+                if broken := rung.step.check_finite():
+                    raise Invalid(broken)
             return {"samples_s": took, "recipe": built["recipe"], **rung.do_choices()}
         finally:
-            if rung.step is not None:
-                rung.step.close()
-
-
-def _time_windows(rung: Rung, samples: int, window: int) -> dict[str, list[float]]:
-    """Time the phases in turns, so that a drift of the clock favours none. A run before each window is not timed."""
-    took: dict[str, list[float]] = {phase: [] for phase in PHASES}
-    for _ in range(samples):
-        for phase, seen in took.items():
-            rung.step.run_phase(phase)
-            run = functools.partial(rung.step.run_phase, phase)
-            seen.append(_time_calls(run, window, rung.synchronize) / window)
-    if broken := rung.step.check_finite():
-        raise Invalid(broken)
-    return took
+            rung.do_exit()
 
 
 def time_loading(
-    workload: dict[str, Any], recipe: dict[str, Any], device: str, *, epochs: int = SAMPLES, seed: int = 0
-) -> dict[str, Any]:
+    workload: Plain, recipe: Plain, device: str, *, epochs: int = SAMPLES, seed: int = 0
+) -> Plain:
     """Return the seconds for one image, from its file to the batch on the device, with no other work.
 
     A sample is an epoch, so it contains all that begins anew with each (workers that do not persist). One epoch comes
@@ -90,7 +84,7 @@ def time_loading(
     Args:
         workload: "data" is a folder of images.
 
-    Returns samples_s and recipe. Raises `WorkerFailure`, as `phases`.
+    Returns samples_s and recipe. Raises `WorkerFailure`, as `time_phases`.
     """
     rung = Rung(None, Nobody())
     rung.device = device
@@ -98,26 +92,24 @@ def time_loading(
         rung.do_import(torch=False)
     with device_lock(system.device_key(device)):
         with _convert_failures("build", rung):
-            feed, told = _make_feed(workload, recipe, device, seed)
+            feed, known = _make_feed(workload, recipe, device, seed)
         try:
             with _convert_failures("loading", rung):
                 feed.prepare()
                 batch = workload["batch"]
                 batches = len(feed.dataset) // batch
 
-                def one() -> None:
+                def load_batch() -> None:
                     feed.next()
                     feed.prefetch()
 
-                took = [_time_calls(one, batches, rung.synchronize) for _ in range(1 + epochs)]
-            return {"samples_s": [each / (batches * batch) for each in took[1:]], "recipe": told}
+                took = [_time_calls(load_batch, batches, rung.synchronize) for _ in range(1 + epochs)]
+            return {"samples_s": [each / (batches * batch) for each in took[1:]], "recipe": known}
         finally:
             feed.close()
 
 
-def _make_feed(
-    workload: dict[str, Any], recipe: dict[str, Any], device: str, seed: int
-) -> tuple[Any, dict[str, Any]]:
+def _make_feed(workload: Plain, recipe: Plain, device: str, seed: int) -> tuple[Any, Plain]:
     """Return the measured code's data feed into a buffer of one batch, and the recipe as that code understands it."""
     import torch
 
@@ -126,10 +118,9 @@ def _make_feed(
         from stylegan_lite.data import DataFeed
     except ImportError as error:
         raise WorkerFailure("n/a", f"this commit has no data feed: {error}") from None
-    asked = inspect.signature(DataFeed).parameters.values()
-    if [each.name for each in asked if each.default is each.empty] != _FEED or not hasattr(
-        DataFeed, "prefetch"
-    ):
+    parameters = inspect.signature(DataFeed).parameters.values()
+    required = [each.name for each in parameters if each.default is each.empty]
+    if required != _FEED or not hasattr(DataFeed, "prefetch"):
         raise WorkerFailure("n/a", "this commit's data feed takes other arguments")
     what, how = Workload.from_dict(workload), Recipe.from_dict(recipe)
     how.refuse_on(device)

@@ -4,6 +4,8 @@ A worker is its own process group (data-loader children included). So a watchdog
 Ctrl-C in the terminal reaches the orchestrator alone. The orchestrator itself never touches CUDA.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import math
@@ -13,38 +15,23 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder.core.errors import EnvironmentFailure, one_line, raise_if_environment
+from ladder.core.errors import EnvironmentFailure, one_line
+from ladder.core.plain import Plain
 from ladder.core.stopping import end_surely
 from ladder.engine.channel import ENVIRONMENT, SPOKEN
-from ladder.engine.forkserver import ForkServer, ServerEnded
+from ladder.engine.forkserver import ForkServer, ServerEnded, name_signal, read_last_lines, refuse_no_process
 
 # Seconds without a word from a worker before it counts as hung. Generous: tuning and capturing take minutes
 # on some GPUs, and one 16-step cycle of the article's workload takes many on a CPU.
 TIMEOUTS = {
-    "import": 300.0,
-    "join": 300.0,
-    "build": 300.0,
-    "prepare": 900.0,
-    "visit": 900.0,
-    "begin": 900.0,
-    "cycle": 900.0,
-    "finish": 900.0,
-    "canary": 60.0,
-    "profile": 900.0,
-    "host": 900.0,
-    "prove": 900.0,
-    "release": 60.0,
-    "parity": 900.0,
-    "trace": 900.0,
-    "receipts": 900.0,
-    "examine": 900.0,
-    "choices": 60.0,
-    "threads": 60.0,
-    "scales": 900.0,
+    **dict.fromkeys(("import", "join", "build"), 300.0),
+    **dict.fromkeys(("prepare", "visit", "begin", "cycle", "finish", "profile", "host", "prove"), 900.0),
+    **dict.fromkeys(("parity", "trace", "receipts", "examine", "scales"), 900.0),
+    **dict.fromkeys(("canary", "release", "choices", "threads"), 60.0),
     "exit": 20.0,
 }
 TUNING = (
@@ -61,16 +48,13 @@ class WorkerFailure(Exception):
     `reply` has the peaks, or the "signal" that killed the worker.
     """
 
-    def __init__(self, status: str, reason: str, reply: dict[str, Any] | None = None) -> None:
+    def __init__(self, status: str, reason: str, reply: Plain | None = None) -> None:
         super().__init__(reason)
         self.status, self.reason, self.reply = status, reason, reply or {}
 
 
 class Worker:
-    """One worker process, forked by a server that has imported, or imports now.
-
-    Args:
-        server: of the measured code, which must outlive the worker.
+    """One worker process, forked by a server that has imported, or imports now. The server must outlive it.
 
     Raises:
         WorkerFailure: the code cannot even be imported.
@@ -80,30 +64,22 @@ class Worker:
     def __init__(self, server: ForkServer, timeouts: dict[str, float] | None = None) -> None:
         self._timeouts, self._server = TIMEOUTS | (timeouts or {}), server
         begin = time.monotonic()
-        pipes: list[int] = []
-        try:
-            self._stderr = tempfile.TemporaryFile()
-            pipes += os.pipe()
-            pipes += os.pipe()
-        except OSError as error:
-            for end in pipes:
-                os.close(end)
-            raise_if_environment(error)
-            raise EnvironmentFailure(
-                f"no process can be started: {one_line(error.strerror or str(error))}"
-            ) from None
-        theirs_in, ours_in, ours_out, theirs_out = pipes
-        self._in, self._out = os.fdopen(ours_in, "wb"), os.fdopen(ours_out, "rb", buffering=0)
+        with contextlib.ExitStack() as undone, refuse_no_process():
+            self._stderr = undone.enter_context(tempfile.TemporaryFile())
+            theirs_in, ours_in = os.pipe()
+            self._in = undone.enter_context(os.fdopen(ours_in, "wb"))
+            with os.fdopen(theirs_in):
+                ours_out, theirs_out = os.pipe()
+                self._out = undone.enter_context(os.fdopen(ours_out, "rb", buffering=0))
+                with os.fdopen(theirs_out, "w"):
+                    ends = theirs_in, theirs_out, self._stderr.fileno()
+                    try:
+                        self.pid = server.fork(ends, self._timeouts["import"])
+                    except ServerEnded as ended:
+                        raise WorkerFailure("failed", one_line(f"import: {ended}")) from None
+            undone.pop_all()
         self.returncode: int | None = None
         self._killing = threading.Lock()
-        try:
-            self.pid = server.fork((theirs_in, theirs_out, self._stderr.fileno()), self._timeouts["import"])
-        except ServerEnded as ended:
-            self._close_files()
-            raise WorkerFailure("failed", one_line(f"import: {ended}")) from None
-        finally:
-            os.close(theirs_in)
-            os.close(theirs_out)
         self.start_s = time.monotonic() - begin  # most of it the server's importing, for the first worker
         os.set_blocking(ours_out, False)
         self._selector = selectors.DefaultSelector()
@@ -121,13 +97,11 @@ class Worker:
         self,
         do: str,
         *,
-        on_progress: Callable[[dict], None] | None = None,
+        on_progress: Callable[[Plain], None] | None = None,
         patience: float | None = None,
         **fields: Any,
-    ) -> dict[str, Any]:
-        """Give a command and wait for its reply.
-
-        patience: seconds without a word, if not those of `TIMEOUTS`.
+    ) -> Plain:
+        """Give a command and wait for its reply. `patience`: seconds without a word, if not those of `TIMEOUTS`.
 
         Raises:
             WorkerFailure: the rung failed. The worker is then good for `close` only.
@@ -135,7 +109,7 @@ class Worker:
         """
         if not self._imported:
             self._send({"do": "import", "torch": self._server.torch})
-            self._reply("import", None)
+            self._reply("import")
             self._imported = True
         self._send({"do": do, **fields})
         return self._reply(do, on_progress, patience)
@@ -149,8 +123,8 @@ class Worker:
             with contextlib.suppress(WorkerFailure):
                 if not self._busy:
                     self._send({"do": "exit"})
-                    self._reply("exit", None)
-                    self._await_exit(5.0)
+                    self._reply("exit")
+                    self._await_exit()
         self.kill()
 
     def kill(self) -> None:
@@ -164,22 +138,19 @@ class Worker:
                 status = self._server.reap(self.pid)
                 self.returncode = -signal.SIGKILL if status is None else status
         self._selector.close()
-        self._close_files()
-
-    def _close_files(self) -> None:
         for file in (self._in, self._out, self._stderr):
             with contextlib.suppress(OSError, ValueError):  # ValueError: another thread closes it just now
                 file.close()
 
-    def _send(self, command: dict[str, Any]) -> None:
+    def _send(self, command: Plain) -> None:
         self._busy = True
         with contextlib.suppress(BrokenPipeError):  # the death is noticed and named when the reply is read
             self._in.write(json.dumps(command).encode() + b"\n")
             self._in.flush()
 
     def _reply(
-        self, do: str, on_progress: Callable[[dict], None] | None, patience: float | None = None
-    ) -> dict[str, Any]:
+        self, do: str, on_progress: Callable[[Plain], None] | None = None, patience: float | None = None
+    ) -> Plain:
         patience = patience or self._timeouts[do]
         while "progress" in (message := self._read(do, patience)):
             if do in TIMED:  # once a cycle's time is known, a hang need not take the generous limit
@@ -197,40 +168,32 @@ class Worker:
             raise WorkerFailure("invalid", problem, message)
         return message
 
-    def _read(self, do: str, patience: float) -> dict[str, Any]:
-        deadline = time.monotonic() + patience
+    def _read(self, do: str, patience: float) -> Plain:
+        name, deadline = SPOKEN.get(do, do), time.monotonic() + patience
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
             if left <= 0:
                 stands = " (its process is stopped)" if is_stopped(self.pid) else ""
                 self.kill()
-                raise WorkerFailure(
-                    "failed",
-                    f"{SPOKEN.get(do, do)}: no sign of life for {patience:.0f} s{stands}, worker ended by the watchdog",
-                )
+                silence = f"no sign of life for {patience:.0f} s{stands}"
+                raise WorkerFailure("failed", f"{name}: {silence}, worker ended by the watchdog")
             # Wake up now and then: a data-loader child can hold the pipe open after the worker itself has died.
             if self._selector.select(min(left, 1.0)):
                 chunk = self._out.read()
-                if chunk:
-                    self._buffer += chunk
-                elif chunk == b"":
-                    raise self._death(do)
+                if chunk == b"":
+                    raise self._death(name)
+                self._buffer += chunk or b""
             elif self._exited():
-                raise self._death(do)
+                raise self._death(name)
         line, _, self._buffer = self._buffer.partition(b"\n")
-        try:
-            message = json.loads(line)
-            if not isinstance(message, dict):
-                raise ValueError
-        except ValueError:
-            self.kill()
-            raise WorkerFailure(
-                "failed", f"{SPOKEN.get(do, do)}: something else wrote between the worker's replies"
-            ) from None
-        return message
+        with contextlib.suppress(ValueError):
+            if isinstance(message := json.loads(line), dict):
+                return message
+        self.kill()
+        raise WorkerFailure("failed", f"{name}: something else wrote between the worker's replies")
 
-    def _await_exit(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
+    def _await_exit(self) -> None:
+        deadline = time.monotonic() + 5.0
         while not self._exited() and time.monotonic() < deadline:
             time.sleep(0.005)
 
@@ -238,36 +201,32 @@ class Worker:
         """Return whether the process has ended, without reaping it: until then its number is ours and safe to kill."""
         return self.ended or self._server.ended(self.pid)
 
-    def _death(self, do: str) -> WorkerFailure | EnvironmentFailure:
-        do = SPOKEN.get(do, do)
-        self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, self._stderr.tell() - 4000))
-        said = self._stderr.read().decode(errors="replace").strip().splitlines()
-        self._await_exit(5.0)  # its pipe is closed, its exit status a moment away
+    def _death(self, name: str) -> WorkerFailure | EnvironmentFailure:
+        lines = read_last_lines(self._stderr)
+        self._await_exit()  # its pipe is closed, its exit status a moment away
         exited = self._exited()
         self.kill()  # kill the whole group (loaders too) before the process number can be reused
         code = self.returncode if exited else None
-        if code is not None and code < 0:
-            name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
-            if name == "SIGBUS":  # a page of a mapped file without room on the disk or in shared memory
-                return EnvironmentFailure(
-                    f"No space left on device: {do}: a mapped file or shared memory, SIGBUS"
-                )
-            hint = " (the system may have run out of memory)" if name == "SIGKILL" else ""
-            if name == "SIGABRT" and (
-                why := reason_of_abort(said)
-            ):  # a CUDA error that NCCL's watchdog saw first
-                hint = f": {why}"
-            return WorkerFailure("failed", one_line(f"{do}: worker killed by {name}{hint}"), {"signal": name})
-        last = f": {one_line(said[-1])}" if said else ""
-        return WorkerFailure("failed", one_line(f"{do}: worker ended with status {code}{last}"))
+        if code is None or code >= 0:
+            last = f": {one_line(lines[-1])}" if lines else ""
+            return WorkerFailure("failed", one_line(f"{name}: worker ended with status {code}{last}"))
+        number, hint = name_signal(-code), ""
+        if number == "SIGBUS":  # a page of a mapped file without room on the disk or in shared memory
+            reason = f"No space left on device: {name}: a mapped file or shared memory, SIGBUS"
+            return EnvironmentFailure(reason)
+        if number == "SIGKILL":
+            hint = " (the system may have run out of memory)"
+        elif number == "SIGABRT" and (why := reason_of_abort(lines)):  # a CUDA error, seen by NCCL's watchdog
+            hint = f": {why}"
+        return WorkerFailure(
+            "failed", one_line(f"{name}: worker killed by {number}{hint}"), {"signal": number}
+        )
 
 
-def reason_of_abort(said: Sequence[str]) -> str | None:
+def reason_of_abort(lines: Sequence[str]) -> str | None:
     """Return the line of a process's stderr that says why C++ ended it, else its last line, or None."""
-    what = [line.partition("what():")[2] for line in said if "what():" in line]
-    found = next((line.strip() for line in [*what, *reversed(said)] if line.strip()), None)
-    return None if found is None else one_line(found)
+    what = [line.partition("what():")[2] for line in lines if "what():" in line]
+    return next((one_line(line) for line in [*what, *reversed(lines)] if line.strip()), None)
 
 
 def is_stopped(pid: int) -> bool:
@@ -279,24 +238,35 @@ def is_stopped(pid: int) -> bool:
     return state in ("T", "t")
 
 
-def strip_protocol(reply: dict[str, Any]) -> dict[str, Any]:
+def strip_protocol(reply: Plain) -> Plain:
     """Return a worker's reply, or several in one, without the keys of the pipe's protocol, which are never stored."""
     return {key: value for key, value in reply.items() if key not in ("ok", "did", "gpu_uuid")}
 
 
-def no_time(reply: dict[str, Any]) -> str | None:
+def no_time(reply: Plain) -> str | None:
     """Return one line if a visit's reply has no sample, or one that cannot be the seconds of a step; else None.
 
     A clock that was set back, or that the measured code replaced, must not become a speedup.
     """
     for key in ("samples_s", "event_s", "main_s"):
-        seen = reply.get(key)
-        for value in seen if isinstance(seen, list) else [seen]:
+        seconds = reply.get(key)
+        if seconds is None:  # not requested, or no GPU
+            continue
+        for value in seconds if isinstance(seconds, list) else [seconds]:
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            absent = value is None and seen is None  # not requested, or no GPU
-            if not absent and not (number and 0 < value < math.inf):
+            if not number or not 0 < value < math.inf:
                 return one_line(f"visit: a step of {value} s was reported")
     return None if reply.get("samples_s") else "visit: no sample was reported"
+
+
+def chooses_kernels(recipe: Mapping[str, Any]) -> bool:
+    """Return whether preparing times candidates and keeps the fastest. Work beside it would falsify that choice."""
+    return bool(recipe.get("cudnn_benchmark")) or recipe.get("compile", "off") != "off"
+
+
+def prepare_step(worker: Worker, recipe: Mapping[str, Any]) -> Plain:
+    """Prepare the step that a worker has built, with the patience that its recipe needs. Return the reply."""
+    return worker.call("prepare", patience=TUNING if chooses_kernels(recipe) else None)
 
 
 class Pool:
@@ -312,7 +282,7 @@ class Pool:
         # true after `kill()`: a worker that dies then was ended by us, its rung did not fail
         self.ended = False
 
-    def __enter__(self) -> "Pool":
+    def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, *_: object) -> None:

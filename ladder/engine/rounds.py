@@ -18,27 +18,81 @@ import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from ladder.core.errors import UserError
 from ladder.core.locks import device_lock
+from ladder.core.plain import Plain
 from ladder.core.records import write_whole
 from ladder.engine import lanes
-from ladder.engine.gpu_time import record_counted
-from ladder.engine.outcomes import Process, Program, Visited, new_round
-from ladder.engine.pool import TUNING, Pool, WorkerFailure
+from ladder.engine.gpu_time import profile_worker
+from ladder.engine.outcomes import Program, Visited
+from ladder.engine.pool import Pool, Worker, WorkerFailure, chooses_kernels, prepare_step
 from ladder.engine.visit import Visits
-from ladder.machine import stillness, system
+from ladder.machine import gpu_state, neighbours, stillness, system
 from ladder.machine.threads import share_threads
+from ladder.results import record
 from ladder.results.file import Round
-from ladder.results.record import read_profile
+from ladder.stats import estimates
 
 PREPARED = {"cuda": 12}  # programs prepared side by side once their memory is known
 PROFILED_BESIDE = {"cuda": 8}  # processes of which all but one read what they have recorded
 PROVED_BESIDE = {"cuda": 6}  # each with a reference on the GPU
 
 OnPhase = Callable[[Program, str], None]
+
+
+@dataclass
+class Process:
+    """A program's process in the generation that is being made, and what it has shown so far."""
+
+    program: Program
+    worker: Worker
+    built: Plain
+    spent: Plain  # of building and preparing
+    device_bytes: int | None = None
+    visits: list[Plain] = field(default_factory=list)
+    passes: list[int] = field(default_factory=list)
+    still_s: list[float | None] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
+    visit_s: float = 0.0
+    finished: Plain = field(default_factory=dict)
+    profiled: Plain = field(default_factory=dict)
+    gpu_void: str | None = None  # why the profiled cycles do not count
+    choices: list[Plain] | None = None
+    after: str | None = None
+    problem: str | None = None  # of the timed step, seen after timing
+
+    def samples_s(self) -> list[float]:
+        """Return the seconds of a step in each timed cycle."""
+        return [sample for visit in self.visits for sample in visit["samples_s"]]
+
+    def make_round(self, number: int) -> Round:
+        """Return the record of this process in a generation."""
+        events = [event for visit in self.visits for event in visit["event_s"] or []]
+        others = [visit[neighbours.KEY] for visit in self.visits if visit.get(neighbours.KEY) is not None]
+        seen = self.finished | {
+            "lead_in_cycles": 0,  # each visit begins with what loaders may hold
+            "settled": None,
+            "samples_s": self.samples_s(),
+            "event_s": events or None,
+            neighbours.KEY: estimates.median(others),
+            "visit_s": self.visit_s,
+        }
+        waits = [seconds for seconds in self.still_s if seconds is not None]
+        fields = record.new_round(number, self.spent, seen) | {
+            "device_used_bytes": self.device_bytes,
+            "passes": self.passes,
+            "still_s": max(waits) if len(waits) == len(self.still_s) and waits else None,
+        }
+        if self.profiled:
+            fields |= {"profiled": self.profiled["cycles"], "gpu_void": self.gpu_void}
+        if self.after:
+            fields["after"] = self.after
+        if states := [visit["gpu"] for visit in self.visits if visit.get("gpu")]:
+            fields |= {"gpu": gpu_state.join_summaries(states), "canary_s": seen.get("canary_s")}
+            fields["rejected"] = self.rejected
+        return record.read_round(fields)
 
 
 class Interleaved:
@@ -75,6 +129,8 @@ class Interleaved:
         self._ahead: dict[Path | None, Pool] = {}  # servers of the next generation
         self._lock, self.gpu = threading.Lock(), threading.Lock()
         self.accepted: dict[str, list[Round]] = {}  # by program, in order
+        self._alive: list[Process] = []  # of a shift
+        self._failed: dict[str, Visited] = {}
 
     def order(self, number: int, programs: Sequence[Program], turn: int = 0) -> list[Program]:
         """Return the rungs in random order, and inside each rung its programs: a function of (seed, round, pass)."""
@@ -102,7 +158,7 @@ class Interleaved:
         try:
             with device_lock(system.device_key(self.device), self.on_wait):
                 for code in codes:
-                    self._pools[code] = self._ahead.pop(code, None) or self._pool(code)
+                    self._pools[code] = self._ahead.pop(code, None) or self._open_pool(code)
                 for pool in self._pools.values():
                     pool.wait()
                 self.visits.look_around()
@@ -112,8 +168,7 @@ class Interleaved:
                     if is_due(program):
                         yield from self._shift(number, [program], [], [])
         finally:
-            for pool in self._pools.values():
-                pool.kill()
+            self._kill()
             self._pools.clear()
 
     def adopt(self, code: Path | None, pool: Pool) -> None:
@@ -128,41 +183,48 @@ class Interleaved:
             self.peaks[name] = max(peaks, default=inspected or 0)
 
     def close(self) -> None:
-        for pool in (*self._pools.values(), *self._ahead.values()):
+        self._kill()
+        for pool in self._ahead.values():
             pool.kill()
         self.visits.close()
 
-    def kill(self) -> None:
+    def _kill(self) -> None:
         for pool in list(self._pools.values()):
             pool.kill()
 
-    def _pool(self, code: Path | None) -> Pool:
+    def _open_pool(self, code: Path | None) -> Pool:
         return Pool(code=code, torch=self.torch, timeouts=self.timeouts)
 
     def _shift(
         self, number: int, left: list[Program], again: list[Program], codes: list[Path | None]
     ) -> Iterator[Visited]:
         """Take as many programs from `left` as fit together, and yield their outcomes."""
-        failed: dict[str, Visited] = {}
-        alive = self._prepared(left, failed)
-        asked = [process.program for process in alive] + [visited.program for visited in failed.values()]
-        several = len(asked) > 1
+        self._alive, self._failed = [], {}
+        self._prepare_fitting(left)
+        programs = [process.program for process in self._alive]
+        programs += [visited.program for visited in self._failed.values()]
         try:
-            self._passes(number, alive, failed)
-            self._each(alive, failed, self._finish)
+            living = list(self._alive)
+            for turn in range(self.cycles):
+                by_name = {process.program.name: process for process in self._alive}
+                order = self.order(number, [process.program for process in self._alive], turn + 1)
+                visits = [by_name[program.name] for program in order]
+                self._each(functools.partial(self._visit, turn=turn, beside=living), visits)
+            self._each(self._finish)
             if not left:
                 for code in codes:  # it imports while nothing is timed
-                    self._ahead.setdefault(code, self._pool(code))
+                    self._ahead.setdefault(code, self._open_pool(code))
             if self.profile:
-                random.Random(f"{self.seed} {number} profile").shuffle(alive)
-                self._side_by_side(alive, failed, self._profile, PROFILED_BESIDE)
-            self._side_by_side(alive, failed, self._prove, PROVED_BESIDE)
-            self._each(alive, failed, self._end)
+                random.Random(f"{self.seed} {number} profile").shuffle(self._alive)
+                self._side_by_side(self._profile, PROFILED_BESIDE)
+            self._side_by_side(self._prove, PROVED_BESIDE)
+            self._each(self._end)
         finally:
-            processes = [process.worker for process in alive]
-            lanes.run_each([worker.close for worker in processes], max(1, len(processes)), self.kill)
-        by_name = {process.program.name: process for process in alive}
-        for program in asked:
+            processes = [process.worker for process in self._alive]
+            lanes.run_each([worker.close for worker in processes], max(1, len(processes)), self._kill)
+        by_name = {process.program.name: process for process in self._alive}
+        failed, several = self._failed, len(programs) > 1
+        for program in programs:
             if program.name in by_name:
                 yield self._outcome(number, by_name[program.name])
             elif several and lanes.is_unsure(failed[program.name].failure):
@@ -172,38 +234,29 @@ class Interleaved:
 
     # Preparing
 
-    def _prepared(self, left: list[Program], failed: dict[str, Visited]) -> list[Process]:
+    def _prepare_fitting(self, left: list[Program]) -> None:
         """Build and prepare programs from the front of `left`, as many as fit together.
 
         One at a time until their memory is known, from an inspection or an earlier generation; then side by side.
         """
-        alive: list[Process] = []
-        while left and self._fits(alive, left[0]):
-            program = left[0]
-            lane = self._lane(left, alive)
-            if len(lane) == 1:
-                left.pop(0)
-                if process := self._prepare(program, failed, None, len(alive)):
-                    alive.append(process)
-                continue
+        while left and self._fits(self._alive, left[0]):
+            lane, beside = self._lane(left), len(self._alive)
             del left[: len(lane)]
-            held, found = share_threads(len(lane)), []
+            if len(lane) == 1:
+                self._prepare(lane[0], None, beside)
+                continue
+            held = share_threads(len(lane))
+            jobs = [functools.partial(self._prepare, each, held, len(lane)) for each in lane]
+            lanes.run_each(jobs, len(lane), self._kill)
+            self._alive[beside:] = sorted(self._alive[beside:], key=lambda each: lane.index(each.program))
 
-            def prepare(each: Program, held: int | None = held, found: list[Process] = found) -> None:
-                if process := self._prepare(each, failed, held, len(lane)):  # noqa: B023
-                    found.append(process)
-
-            lanes.run_each([functools.partial(prepare, each) for each in lane], len(lane), self.kill)
-            alive += sorted(found, key=lambda process: lane.index(process.program))
-        return alive
-
-    def _lane(self, left: Sequence[Program], alive: Sequence[Process]) -> list[Program]:
+    def _lane(self, left: Sequence[Program]) -> list[Program]:
         """Return the programs at the front that are prepared side by side: those whose memory is known."""
         most = min(PREPARED.get(self.device, 1), max(1, (os.cpu_count() or 1) - 2))
         lane: list[Program] = []
         for program in left[:most]:
             known = self.peaks.get(program.name) is not None or self.device != "cuda"
-            if not known or lanes.chooses_kernels(program.recipe) or not self._fits(alive, *lane, program):
+            if not known or chooses_kernels(program.recipe) or not self._fits(self._alive, *lane, program):
                 break
             lane.append(program)
         return lane or [left[0]]
@@ -212,70 +265,58 @@ class Interleaved:
         """Return whether programs fit beside the living processes: one always does."""
         if not alive and len(more) == 1:
             return True
-        if self.device != "cuda":
-            return len(alive) + len(more) <= lanes.MOST_ALIVE
-        peaks = [self.peaks.get(process.program.name) for process in alive]
-        peaks += [self.peaks.get(each.name) for each in more]
+        programs = [*(process.program for process in alive), *more]
+        if len(programs) > lanes.MOST_ALIVE or self.device != "cuda":
+            return len(programs) <= lanes.MOST_ALIVE
+        peaks = [self.peaks.get(each.name) for each in programs]
         known = [peak for peak in peaks if peak is not None]
         unknown = len(peaks) - len(known)
         needed = sum(known) + unknown * max(known, default=0) + len(peaks) * lanes.CONTEXT_BYTES
-        return len(peaks) <= lanes.MOST_ALIVE and needed <= lanes.SHARE * self.memory
+        return needed <= lanes.SHARE * self.memory
 
-    def _prepare(
-        self, program: Program, failed: dict[str, Visited], threads: int | None, beside: int
-    ) -> Process | None:
+    def _prepare(self, program: Program, threads: int | None, beside: int) -> None:
         """Build and prepare a program on so many CPU threads."""
         worker = None
         try:
             worker = self._pools[program.code].take()
             self.on_phase(program, "build")
-            asked: dict[str, Any] = {"threads": threads} if threads else {}
-            asked |= {"workload": program.workload, "recipe": program.recipe, "seed": self.seed}
-            asked |= {"variant": program.variant} if program.variant else {}
-            asked |= {"memory_limit": self.memory_limit} if self.memory_limit else {}
-            built = worker.call("build", device=self.device, **asked)
-            if problem := self.visits.check_gpu(built.get("gpu_uuid")):
-                raise UserError(problem)
+            built = self.visits.build(
+                worker,
+                device=self.device,
+                workload=program.workload,
+                recipe=program.recipe,
+                seed=self.seed,
+                threads=threads,
+                variant=program.variant,
+                memory_limit=self.memory_limit,
+            )
             if any(built["recipe"].get(key) != value for key, value in program.recipe.items()):
                 raise WorkerFailure("n/a", "this commit gives the recipe another meaning")
             self.on_phase(program, "prepare")
-            tunes: dict[str, Any] = {"patience": TUNING} if lanes.chooses_kernels(program.recipe) else {}
-            spent = worker.call("prepare", **tunes)
+            spent = prepare_step(worker, program.recipe)
             spent |= {"start_s": worker.start_s, "build_s": built.get("build_s"), "beside": beside}
             worker.call("begin")
         except WorkerFailure as failure:
-            self._fail(program, failure, failed)
+            self._fail(program, failure)
             if worker is not None:
                 worker.close()
-            return None
+            return
         except BaseException:
             if worker is not None:
                 worker.kill()
             raise
         with self._lock:
-            peak = spent.get("peak_reserved_bytes")
-            if peak:
+            if peak := spent.get("peak_reserved_bytes"):
                 self.peaks[program.name] = max(peak, self.peaks.get(program.name, 0))
-        return Process(program, worker, built, spent, beside)
+            self._alive.append(Process(program, worker, built, spent))
 
-    def _fail(self, program: Program, failure: WorkerFailure, failed: dict[str, Visited]) -> None:
+    def _fail(self, program: Program, failure: WorkerFailure) -> None:
         # A commit from before a field or value of a recipe existed refuses it: it cannot do this rung.
-        refused = failure.reason.startswith("build: ConfigError")
-        status = "n/a" if refused else failure.status
+        status = "n/a" if failure.reason.startswith("build: ConfigError") else failure.status
         with self._lock:
-            failed[program.name] = Visited(program, status, failure.reason, failure=failure)
+            self._failed[program.name] = Visited(program, status, failure.reason, failure=failure)
 
     # Timing
-
-    def _passes(self, number: int, alive: list[Process], failed: dict[str, Visited]) -> None:
-        """Visit the processes in passes, each in a random order."""
-        living = list(alive)
-        for turn in range(self.cycles):
-            asked = {process.program.name: process for process in alive}
-            order = self.order(number, [process.program for process in alive], turn + 1)
-            visits = [asked[program.name] for program in order]
-            self._each(visits, failed, functools.partial(self._visit, turn=turn, beside=living))
-            alive[:] = [process for process in alive if process.program.name not in failed]
 
     def _visit(self, process: Process, turn: int, beside: Sequence[Process]) -> None:
         self.on_phase(process.program, "measure")
@@ -291,51 +332,55 @@ class Interleaved:
         process.still_s.append(stillness.wait_until_still(process.worker.pid))
 
     def _finish(self, process: Process) -> None:
-        self.on_phase(process.program, "finish")
+        program = process.program
+        self.on_phase(program, "finish")
         seen = [each.canary_s for rounds in self.accepted.values() for each in rounds if each.canary_s]
-        process.finished = self.visits.finish(process.worker, process.program, seen, process.rejected)
+        process.finished = self.visits.finish(
+            process.worker, seen, process.rejected, main=program.main, lazy=program.lazy
+        )
         process.choices = process.worker.call("choices")["choices"]
 
     def _profile(self, process: Process) -> None:
         """Record cycles while nobody else uses the GPU. Loading the profiler and reading its events need no GPU.
 
-        Cycles that do not count are recorded once more. If the profiler fails in a process that lives on, its wall
-        times stand.
+        If the profiler fails in a process that lives on, its wall times stand.
         """
         if not process.program.profiled:
             return
         try:
-            process.worker.call("profile", part="load")
-            process.profiled, process.gpu_void = record_counted(
-                functools.partial(self._record, process), process.samples_s(), process.program.is_captured()
+            process.profiled, process.gpu_void = profile_worker(
+                process.worker,
+                process.program.recipe,
+                process.samples_s(),
+                functools.partial(self._record, process),
             )
         except WorkerFailure as failure:
             if failure.status != "failed" or "did" not in failure.reply:
                 raise
             process.profiled, process.gpu_void = {"cycles": None, "profile": None}, failure.reason
 
-    def _record(self, process: Process, rest_s: float) -> dict[str, Any]:
+    def _record(self, process: Process, rest_s: float) -> Plain:
         with contextlib.ExitStack() as alone:
             alone.enter_context(self.gpu)
             self.on_phase(process.program, "profile")
             state = alone.enter_context(self.visits.watched({process.worker.pid}))
-            found = process.worker.call(
+            profiled = process.worker.call(
                 "profile",
                 part="kinds" if process.program.kinds else "record",
                 cycles=process.program.profiled,
                 rest_s=rest_s,
                 on_progress=lambda _: alone.close(),
             )
-        for cycle in found["cycles"] or []:
+        for cycle in profiled["cycles"] or []:
             cycle["sm_mhz"] = state.get("sm_mhz")
-        return found
+        return profiled
 
     def _prove(self, process: Process) -> None:
         if process.program.prove:
             self.on_phase(process.program, "prove")
-            found = process.worker.call("prove")
-            process.problem = found["problem"]
-            process.after = f"not compared: {found['left_out']}" if found.get("left_out") else "ok"
+            proof = process.worker.call("prove")
+            process.problem = proof["problem"]
+            process.after = f"not compared: {proof['left_out']}" if proof.get("left_out") else "ok"
 
     def _end(self, process: Process) -> None:
         """End a process alone on a GPU, whose use then falls by all that the process held.
@@ -346,52 +391,48 @@ class Interleaved:
         known = any(each.device_used_bytes for each in self.accepted.get(process.program.name, []))
         if known or self.visits.used_bytes() is None:
             return
-        kept = process.worker.call("release")["reserved_bytes"]
+        reserved = process.worker.call("release")["reserved_bytes"]
         before = self.visits.used_bytes()
         process.worker.close()
         after, peak = self.visits.used_bytes(), process.finished.get("peak_reserved_bytes")
-        if None not in (kept, before, after, peak):
-            process.device_bytes = max(peak, peak + before - after - kept)
+        if None not in (reserved, before, after, peak):
+            process.device_bytes = max(peak, peak + before - after - reserved)
 
     # Every stage, and what comes of a process
 
-    def _each(
-        self, alive: list[Process], failed: dict[str, Visited], stage: Callable[[Process], None]
-    ) -> None:
-        """Run a stage of each process, one at a time. A process that fails is closed and leaves `alive`."""
-        for process in list(alive):
-            self._staged(process, failed, stage)
-        alive[:] = [process for process in alive if process.program.name not in failed]
+    def _each(self, stage: Callable[[Process], None], order: Sequence[Process] | None = None) -> None:
+        """Run a stage of each process, one at a time."""
+        for process in list(self._alive if order is None else order):
+            self._run_stage(process, stage)
+        self._drop_failed()
 
-    def _side_by_side(
-        self,
-        alive: list[Process],
-        failed: dict[str, Visited],
-        stage: Callable[[Process], None],
-        most: dict[str, int],
-    ) -> None:
-        jobs = [functools.partial(self._staged, process, failed, stage) for process in alive]
-        lanes.run_each(jobs, most.get(self.device, 1), self.kill)
-        alive[:] = [process for process in alive if process.program.name not in failed]
+    def _side_by_side(self, stage: Callable[[Process], None], most: dict[str, int]) -> None:
+        jobs = [functools.partial(self._run_stage, process, stage) for process in self._alive]
+        lanes.run_each(jobs, most.get(self.device, 1), self._kill)
+        self._drop_failed()
 
-    def _staged(self, process: Process, failed: dict[str, Visited], stage: Callable[[Process], None]) -> None:
+    def _run_stage(self, process: Process, stage: Callable[[Process], None]) -> None:
         try:
             stage(process)
         except WorkerFailure as failure:
-            self._fail(process.program, failure, failed)
+            self._fail(process.program, failure)
             process.worker.close()
+
+    def _drop_failed(self) -> None:
+        self._alive = [process for process in self._alive if process.program.name not in self._failed]
 
     def _outcome(self, number: int, process: Process) -> Visited:
         """Return a finished process' outcome, and keep its record for later generations."""
+        program = process.program
         if process.problem:
             failure = WorkerFailure("failed: parity", f"after timing: {process.problem}")
-            return Visited(process.program, failure.status, failure.reason, failure=failure)
-        made = new_round(number, process)
-        self.accepted.setdefault(process.program.name, []).append(made)
+            return Visited(program, failure.status, failure.reason, failure=failure)
+        made = process.make_round(number)
+        self.accepted.setdefault(program.name, []).append(made)
         if peak := made.peak_reserved_bytes:
-            self.peaks[process.program.name] = peak
+            self.peaks[program.name] = peak
         built, profile = process.built, process.profiled.get("profile")
-        profile = read_profile(profile) if profile else None
+        profile = record.read_profile(profile) if profile else None
         return Visited(
-            process.program, "ok", None, made, built["recipe"], built["settings"], process.choices, profile
+            program, "ok", None, made, built["recipe"], built["settings"], process.choices, profile
         )

@@ -8,8 +8,11 @@ is written, so nothing finished is ever lost.
 """
 
 import contextlib
+import functools
 import math
+import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +22,33 @@ from ladder.core import locks, text
 from ladder.core.errors import EnvironmentFailure, UserError
 from ladder.core.job import Job, RunPlan
 from ladder.core.locks import device_lock
-from ladder.core.records import write_whole
+from ladder.core.records import Fields, read_record, write_record, write_whole
 from ladder.core.stopping import stop_on_sigterm
 from ladder.engine import inspection
-from ladder.engine import lanes as sidebyside
+from ladder.engine.gpu_time import PROFILED
+from ladder.engine.lanes import Gate, allocatable_bytes, is_unsure, run_each
 from ladder.engine.once import measure_once as measure_once
 from ladder.engine.outcomes import Program, Visited
-from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure
+from ladder.engine.pool import Pool, Worker, WorkerFailure, chooses_kernels, prepare_step
 from ladder.engine.rounds import Interleaved
-from ladder.engine.run_state import OnEvent, RunState
+from ladder.engine.visit import Visits
 from ladder.machine import system
+from ladder.machine.threads import share_threads
 from ladder.plan import modes
+from ladder.plan.variants import Variant
 from ladder.results import judging, record, sources
+from ladder.results import store as results
 from ladder.results.combine import resuming
 from ladder.results.derive import INTERRUPTED
-from ladder.results.run import Run, Rung
-from ladder.stats import rounds_budget
+from ladder.results.file import OUT
+from ladder.results.run import FailedAt, Result, Run, Rung, RunGpu, Twin
+from ladder.stats import estimates, rounds_budget
 
 LANES = {"cuda": 8}  # inspectors side by side; on a CPU they would only take each other's cores
 INSPECTOR_GB = 20.0  # of the GPU's memory for each, if the workload is a large one
 SMALL_GB, SMALL_PIXELS = 9.0, 2**20  # for a workload with at most so many pixels a batch
+
+OnEvent = Callable[[dict[str, Any]], None]
 
 
 def run_ladder(job: Job, on_event: OnEvent | None = None, importing: Pool | None = None) -> Run:
@@ -72,24 +82,154 @@ def run_ladder(job: Job, on_event: OnEvent | None = None, importing: Pool | None
         run = record.new_run(job)
         if job.resume is not None:
             run = resuming.take_up(job.resume, run, job)
-        path = job.resume or record.name_file(job.out, run)
-        state = _Run(job, run, path, on_event)
+        state = _Run(job, run, job.resume or record.name_file(job.out, run), on_event)
         with stop_on_sigterm():
             ready = importing if importing and plan.code is None else None
-            pool = ready or Pool(code=plan.code, torch=plan.torch, timeouts=plan.timeouts)
-            with pool:
+            with ready or Pool(code=plan.code, torch=plan.torch, timeouts=plan.timeouts) as pool:
                 if job.resume is not None:
                     refuse_other_threads(job.resume, run, pool)
                 state.measure(pool)
         return state.run
 
 
-class _Run(RunState):
-    """One run in progress: the inspections and the generations that fill its record."""
+class _Run:
+    """One run in progress: its job, the record that grows, and its file.
+
+    `parts` has the rungs and twins by name. `run` is the whole record, `result` what follows from it since the last
+    visit.
+    """
+
+    def __init__(self, job: Job, run: Run, path: Path, on_event: OnEvent | None) -> None:
+        self.job, self.path, self.on_event = job, path, on_event
+        self.plan: RunPlan = job.options
+        self.first, self.protocol, self.choices = run, run.protocol, run.choices
+        self.parts: dict[str, Rung | Twin] = {each.name: each for each in sources.records(run)}
+        self.twins = {twin.name: twin.of for twin in run.twins}
+        planned = {each.name: each for each in self.plan.planned}
+        of = {name: planned[self.twins.get(name, name)] for name in self.parts}
+        self.recipes = {name: each.recipe for name, each in of.items() if each.recipe is not None}
+        self.variants: dict[str, Variant] = {name: each.variant for name, each in of.items() if each.variant}
+        self.seconds = run.seconds
+        self.begin = time.monotonic() - run.seconds  # the beginning of a resumed run, too
+        self.done = sum(len(each.rounds) for each in self.parts.values())
+        self.visits = Visits(job.device, system.probe_gpu().get("uuid") if job.device == "cuda" else None)
+        self.number = 0  # of the generation that is being made
+        self.first_table_s = run.first_table_s
+        self.generation_s: float | None = None  # the seconds of the last generation of this sitting
+        self.generation_began = self.begin
+        self.lock = threading.RLock()  # guards the record
+        self.limit = allocatable_bytes(self.protocol.gpu_memory_limit_gb)
+        self.result: Result = judging.derive_result(run)
+
+    # The record
+
+    @property
+    def run(self) -> Run:
+        """Return the record as it is now."""
+        parts = self.parts.values()
+        gpu = self.visits.summary(each for part in parts for each in part.rounds)
+        return replace(
+            self.first,
+            protocol=self.protocol,
+            rungs=[each for each in parts if isinstance(each, Rung)],
+            twins=[each for each in parts if isinstance(each, Twin)],
+            choices=self.choices,
+            gpu=read_record(RunGpu, text.fit_texts(gpu)) if gpu else self.first.gpu,
+            first_table_s=self.first_table_s,
+            seconds=self.seconds,
+        )
+
+    def change(self, name: str, **fields: Any) -> None:
+        """Replace fields of a rung or twin."""
+        with self.lock:
+            self.parts[name] = replace(self.parts[name], **fields)
+
+    def note(self, line: str) -> None:
+        """Add a note on an event of the run to its protocol."""
+        notes = [*self.protocol.notes, text.make_display(line)]
+        self.protocol = replace(self.protocol, notes=notes)
+
+    def save(self) -> None:
+        """Derive what follows from the record so far, and write the file."""
+        with self.lock:
+            self.seconds = round(time.monotonic() - self.begin, 1)
+            self.result = judging.derive_result(self.run)
+            for each in sources.records(self.result):
+                if each.status == "invalid" and self.parts[each.name].status == "ok":
+                    self.change(each.name, status="invalid", reason=each.reason, failed_at=each.failed_at)
+            results.write(self.path, write_record(self.run))
+
+    def fail(self, name: str, number: int | None, failure: WorkerFailure) -> None:
+        """Take a rung out of the run. Its finished rounds stay in the file, without a headline number."""
+        late = number is not None and self.parts[name].rounds
+        reason = f"generation {number + 1}: {failure.reason}" if late else failure.reason
+        peaks = {key: value for key, value in failure.reply.items() if key.startswith("peak_")}
+        status = "failed" if failure.status == "n/a" else failure.status
+        failed_at = read_record(FailedAt, {"round": number, **peaks})
+        self.change(name, status=status, reason=text.make_display(reason), failed_at=failed_at)
+        self.emit("failed", name, number, status=status, reason=reason)
+
+    def visited(self, name: str, number: int | None) -> None:
+        """Save the outcome of a visit, or of an inspection (`number` None)."""
+        with self.lock:
+            self.done += 1
+            self.save()
+            part = self.parts[name]
+            timed = part.rounds and number is not None and part.failed_at is None
+            step_ms = estimates.median(part.rounds[-1].samples_ms) if timed else None
+            self.emit("visited", name, number, step_ms=step_ms)
+
+    def emit(self, event: str, rung: str | None = None, number: int | None = None, **more: Any) -> None:
+        """Tell the caller about an event, with the figures that a progress bar needs."""
+        if self.on_event is None:
+            return
+        with self.lock:
+            alive = [name for name in self.recipes if self.is_due(name, -1)]
+            left = sum(max(0, self.protocol.rounds - len(self.parts[name].rounds)) for name in alive)
+            left += sum(self.is_due(name, None) for name in alive) * self.plan.inspect
+            left_s = None
+            # An inspection tells nothing about the time left: the first ones compile kernels and compute in float64.
+            if self.generation_s is not None:
+                spent = time.monotonic() - self.generation_began
+                later = max(0, self.protocol.rounds - self.number - 1)
+                left_s = max(0.0, self.generation_s - spent) + later * self.generation_s
+            place = {"event": event, "rung": rung, "round": number, "rounds": self.protocol.rounds}
+            visits = {"done": self.done, "total": self.done + left}
+            seconds = {"elapsed_s": time.monotonic() - self.begin, "left_s": left_s}
+            self.on_event(place | visits | seconds | more)
+
+    # The plan
+
+    def is_due(self, name: str, number: int | None) -> bool:
+        """Return whether a rung lacks this visit. A rung that is out of the run lacks none, nor does its twin."""
+        derived = {each.name: each.status for each in sources.records(self.result)}  # skipped ones included
+        for each in (name, self.twins.get(name, name)):
+            if self.parts[each].status in OUT or derived[each] in OUT:
+                return False
+        part = self.parts[name]
+        if number is None:
+            return isinstance(part, Rung) and part.inspection is None
+        return all(each.round != number for each in part.rounds)
+
+    def workload_of(self, name: str) -> Fields:
+        """Return the workload of an entry. A lever changes some of its fields."""
+        variant = self.variants.get(name)
+        return {**self.job.workload, **(variant.workload if variant else {})}
+
+    def named(self, name: str) -> tuple[str, str] | None:
+        """Return the study and the name of an entry's variant, for a worker."""
+        variant = self.variants.get(name)
+        return (variant.study, self.twins.get(name, name)) if variant else None
+
+    def key_of(self, name: str) -> Any:
+        """Return what a finding depends on beside the recipe."""
+        variant = self.variants.get(name)
+        return [*(self.named(name) or ()), variant.stored()] if variant else None
+
+    # Generations
 
     def measure(self, pool: Pool) -> None:
         """Inspect, then make all generations, the first from `pool`. The file is written, also when interrupted."""
-        self.limit = sidebyside.allocatable_bytes(self.protocol.gpu_memory_limit_gb)
         self.maker = Interleaved(
             self.job.device,
             memory_limit=self.limit,
@@ -98,7 +238,7 @@ class _Run(RunState):
             torch=self.plan.torch,
             timeouts=self.plan.timeouts,
             on_wait=lambda: self.emit("waiting"),
-            on_phase=self.on_phase,
+            on_phase=lambda program, phase: self.emit("phase", program.name, self.number, phase=phase),
             visits=self.visits,
         )
         try:
@@ -107,7 +247,10 @@ class _Run(RunState):
             if self.plan.inspect:
                 self.inspect_all(pool)
             self.maker.adopt(self.plan.code, pool)
-            self.recall()
+            for name, part in self.parts.items():
+                rung = self.parts[self.twins.get(name, name)]
+                inspected = rung.inspection if isinstance(rung, Rung) else None
+                self.maker.recall(name, part.rounds, inspected.peak_reserved_bytes if inspected else None)
             number, round_s = 0, 0.0
             while self.goes_on(number, round_s):
                 self.generation_began, before = time.monotonic(), self.done
@@ -123,9 +266,8 @@ class _Run(RunState):
             self.note(f"{INTERRUPTED}: whole generations are kept")
         except EnvironmentFailure as failure:
             self.note(f"{INTERRUPTED}: {failure}")
-            raise UserError(
-                f"{failure}; what was finished is kept: go on with --resume {self.path}"
-            ) from failure
+            message = f"{failure}; what was finished is kept: go on with --resume {self.path}"
+            raise UserError(message) from failure
         finally:
             try:
                 self.save()
@@ -133,25 +275,12 @@ class _Run(RunState):
                 self.maker.close()
         self.emit("end", path=str(self.path))
 
-    def note(self, line: str) -> None:
-        """Add a note on an event of the run to its protocol."""
-        notes = [*self.protocol.notes, text.make_display(line)]
-        self.protocol = replace(self.protocol, notes=notes)
-
-    def recall(self) -> None:
-        """Hand the maker of generations what the inspection, or a resumed run, has shown before."""
-        for name, part in self.parts.items():
-            rung = self.parts[self.twins.get(name, name)]
-            inspected = rung.inspection if isinstance(rung, Rung) else None
-            self.maker.recall(name, part.rounds, inspected.peak_reserved_bytes if inspected else None)
-
     def goes_on(self, done: int, round_s: float) -> bool:
         """Return whether to make one more generation, and keep the number of planned ones up to date."""
-        asked = self.protocol.rounds if self.protocol.fixed else None
         begun = any(each.round >= done for part in self.parts.values() for each in part.rounds)
         go = begun or rounds_budget.another_round(
             done,
-            fixed=asked,
+            fixed=self.protocol.rounds if self.protocol.fixed else None,
             budget_s=self.protocol.budget_s,
             spent_s=time.monotonic() - self.begin,
             round_s=round_s,
@@ -163,10 +292,13 @@ class _Run(RunState):
 
     def fit_cycles(self, done: int, round_s: float) -> None:
         """Time one cycle a process from now on if three generations of more do not fit the budget. A note says so."""
-        protocol, spent = self.protocol, time.monotonic() - self.begin
-        limit = None if protocol.fixed else protocol.budget_s
+        protocol = self.protocol
         cycles = rounds_budget.fitting_cycles(
-            protocol.cycles, done, budget_s=limit, spent_s=spent, round_s=round_s
+            protocol.cycles,
+            done,
+            budget_s=None if protocol.fixed else protocol.budget_s,
+            spent_s=time.monotonic() - self.begin,
+            round_s=round_s,
         )
         if cycles < protocol.cycles:
             self.protocol, self.maker.cycles = replace(protocol, cycles=cycles), cycles
@@ -174,11 +306,13 @@ class _Run(RunState):
 
     def generation(self, number: int) -> None:
         """Make one generation of every rung that has not failed yet, and write the file."""
-        protocol = self.protocol
+        protocol, self.number = self.protocol, number
         names = [name for name in self.recipes if name not in self.twins]
         alone = protocol.fixed and protocol.rounds == 1
         costs = number == (0 if alone else 1) and not protocol.quick  # the first table need not wait
         costs = costs and protocol.mode not in modes.STUDIES
+        # GPU time repeats within 0.3%: one cycle of each of many mistakes is enough, and made of a few steps.
+        brief = protocol.mode == modes.MISTAKES
         programs = [
             Program(
                 name,
@@ -189,15 +323,13 @@ class _Run(RunState):
                 self.plan.code,
                 main=costs and name not in self.twins,
                 lazy=costs and name in (names[0], names[-1]),
-                prove=self.plan.inspect and not self.is_patched(name),
-                profiled=self.profiled(),
-                kinds=protocol.mode == modes.MISTAKES,
+                prove=self.plan.inspect and not (name in self.variants and self.variants[name].patched),
+                profiled=1 if brief else PROFILED,
+                kinds=brief,
                 variant=self.named(name),
             )
             for name, recipe in self.recipes.items()
         ]
-        self.number = number
-        self.place.at = {"rung": None, "round": number}
         last = protocol.fixed and number + 1 >= protocol.rounds
         with contextlib.closing(
             self.maker.round(number, programs, lambda program: self.is_due(program.name, number), last)
@@ -207,13 +339,12 @@ class _Run(RunState):
         if number == 0 and self.first_table_s is None:
             self.first_table_s = round(time.monotonic() - self.begin, 1)
         self.save()
-        self.emit("round")
+        self.emit("round", number=number)
 
     def take(self, visited: Visited, number: int) -> None:
         """Keep the outcome of a rung in a generation."""
         name = visited.program.name
         part = self.parts[name]
-        self.place.at = {"rung": name, "round": number}
         if visited.round is None:
             self.fail(name, number, visited.failure or WorkerFailure(visited.status, visited.reason or ""))
         else:
@@ -230,118 +361,118 @@ class _Run(RunState):
             self.choices = record.add_choices(self.choices, self.twins.get(name, name), visited.choices)
         self.visited(name, number)
 
-    def on_phase(self, program: Program, phase: str) -> None:
-        """Tell the caller what is done with a rung now."""
-        self.place.at = {"rung": program.name, "round": self.number}
-        self.emit("phase", phase=phase)
-
-    def each(self, pool: Pool, names: list[str]) -> None:
-        """Inspect every rung that is due in a worker of its own."""
-        for name in names:
-            if not self.is_due(name, None):
-                continue
-            self.place.at = {"rung": name, "round": None}
-            self.emit("inspect")
-            try:
-                with self.device_lock():
-                    worker = pool.take()
-                    try:
-                        self.get_ready(worker, name)
-                        self.inspect(worker, name)
-                    finally:
-                        worker.close()
-            except WorkerFailure as failure:
-                self.fail(name, None, failure)
-            self.visited(name, None)
-
-    def device_lock(self) -> contextlib.AbstractContextManager[None]:
-        return device_lock(system.device_key(self.job.device), lambda: self.emit("waiting"))
-
-    def get_ready(self, worker: Worker, name: str, threads: int | None = None) -> None:
-        """Build and prepare a rung that keeps its gradients, on so many CPU threads."""
-        self.emit("phase", phase="build")
-        more: dict[str, Any] = {
-            "keep_gradients": True,
-            "threads": threads,
-            "variant": self.named(name),
-            "memory_limit": self.limit,
-        }
-        built = worker.call(
-            "build",
-            workload=self.workload_of(name),
-            recipe=self.recipes[name],
-            device=self.job.device,
-            seed=self.protocol.seed,
-            **{key: value for key, value in more.items() if value},
-        )
-        if problem := self.visits.check_gpu(built.get("gpu_uuid")):
-            raise UserError(problem)
-        self.change(name, recipe=text.fit_texts(built["recipe"]), settings=text.fit_texts(built["settings"]))
-        self.emit("phase", phase="prepare")
-        tunes: dict[str, Any] = {"patience": TUNING} if sidebyside.chooses_kernels(self.recipes[name]) else {}
-        self.prepared[name] = worker.call("prepare", **tunes).get("peak_reserved_bytes")
+    # Inspections
 
     def inspect_all(self, pool: Pool) -> None:
-        """Inspect every rung without findings. Findings of earlier runs come from the cache."""
+        """Inspect every rung without findings. Findings of earlier runs come from the cache.
+
+        Most of an inspection is one CPU core's work, during which a GPU waits, so several are made at once.
+        """
         workload, machine = self.job.workload, write_whole(self.first.machine)
-        self.seen = inspection.Cache(workload, machine, memory_limit=self.limit)
+        self.cache = inspection.Cache(workload, machine, memory_limit=self.limit)
         names = [name for name in self.recipes if name not in self.twins]
         for name in names:
-            found = self.seen.get(self.recipes[name], self.key_of(name))
-            if found and self.is_due(name, None):
-                self.change(name, **record.read_findings(found))
+            findings = self.cache.get(self.recipes[name], self.key_of(name))
+            if findings and self.is_due(name, None):
+                self.change(name, **record.read_findings(findings))
         memory = machine["gpu_memory_gb"] or math.inf
         small = int(workload["batch"]) * int(workload.get("resolution", 0)) ** 2 <= SMALL_PIXELS
-        lanes = max(
-            1, int(min(LANES.get(self.job.device, 1), memory / (SMALL_GB if small else INSPECTOR_GB)))
-        )
+        lanes = int(min(LANES.get(self.job.device, 1), memory / (SMALL_GB if small else INSPECTOR_GB)))
         if lanes > 1:
             if not small:
                 # The first is alone, as it makes the reference. Beside others its batch might have to shrink.
-                self.each(pool, names[:1])
+                self.inspect_rungs(pool, names[:1])
             # Rungs that choose by measuring are left to the end, alone: timed processes find their choices in a cache.
-            rest = [name for name in names if not sidebyside.chooses_kernels(self.recipes[name])]
+            rest = [name for name in names if not chooses_kernels(self.recipes[name])]
             # The budget of whole steps takes longest to make; others make theirs meanwhile.
             whole = [name for name in rest if self.recipes[name].get("whole_step_graph")][:1]
-            sidebyside.inspect_rungs(self, pool, list(dict.fromkeys([*whole, *rest])), lanes)
-        self.each(pool, names)  # all, or those that ran out of memory beside others
+            self.inspect_rungs(pool, list(dict.fromkeys([*whole, *rest])), lanes)
+        self.inspect_rungs(pool, names)  # all, or those that ran out of memory beside others
 
-    def inspect(self, worker: Worker, name: str, alone: inspection.Alone = contextlib.nullcontext) -> None:
-        """Check parity and receipts.
+    def inspect_rungs(self, pool: Pool, names: Sequence[str], lanes: int = 1) -> None:
+        """Inspect the rungs that are due, `lanes` at a time.
+
+        A failure that rungs beside it may have caused is left undecided.
+        """
+        names = [name for name in names if self.is_due(name, None)]
+        if not names:
+            return
+        gate, held = Gate(), share_threads(min(lanes, len(names))) if lanes > 1 else None
+        with device_lock(system.device_key(self.job.device), lambda: self.emit("waiting")):
+            inspect = functools.partial(self._inspect_rung, pool, gate=gate, threads=held, alone=lanes == 1)
+            jobs = [functools.partial(inspect, name) for name in names]
+            if lanes > 1:
+                run_each(jobs, lanes, pool.kill)
+            else:  # in this thread: after an error nothing more begins
+                for job in jobs:
+                    job()
+
+    def _inspect_rung(self, pool: Pool, name: str, gate: Gate, threads: int | None, alone: bool) -> None:
+        with self.lock:
+            if not self.is_due(name, None):  # a rung it depends on has failed since
+                return
+        self.emit("inspect", name)
+        try:
+            worker = pool.take()
+            try:
+                with gate.together():
+                    self.inspect(worker, name, gate.alone, threads)
+            finally:
+                worker.close()
+        except WorkerFailure as failure:
+            if pool.ended or (is_unsure(failure) and not alone):
+                return  # interrupted; or the rung may pass when it is alone
+            with self.lock:
+                self.fail(name, None, failure)
+        self.visited(name, None)
+
+    def inspect(self, worker: Worker, name: str, alone: inspection.Alone, threads: int | None) -> None:
+        """Build and prepare a rung that keeps its gradients, on so many CPU threads, and check parity and receipts.
 
         Raises `WorkerFailure` for a rung that must not be timed; its findings are kept.
         """
+        recipe = self.recipes[name]
+        self.emit("phase", name, phase="build")
+        built = self.visits.build(
+            worker,
+            workload=self.workload_of(name),
+            recipe=recipe,
+            device=self.job.device,
+            seed=self.protocol.seed,
+            keep_gradients=True,
+            threads=threads,
+            variant=self.named(name),
+            memory_limit=self.limit,
+        )
+        self.change(name, recipe=text.fit_texts(built["recipe"]), settings=text.fit_texts(built["settings"]))
+        self.emit("phase", name, phase="prepare")
+        peak = prepare_step(worker, recipe).get("peak_reserved_bytes")
         try:
-            variant = self.variants.get(name)
-            found = inspection.inspect_worker(
+            findings = inspection.inspect_worker(
                 worker,
-                lambda phase: self.emit("phase", phase=phase),
+                lambda phase: self.emit("phase", name, phase=phase),
                 alone,
-                None if variant is None else inspection.Examined(name, variant),
+                self.variants.get(name),
+                name,
             )
         except inspection.Objection as objection:
             self.change(name, **record.read_findings(objection.found))
             raise
-        if peak := self.prepared[name]:
-            found["inspection"]["peak_reserved_bytes"] = peak
-        self.change(name, **record.read_findings(found))
-        self.seen.put(self.recipes[name], found, self.key_of(name))
+        if peak:
+            findings["inspection"]["peak_reserved_bytes"] = peak
+        self.change(name, **record.read_findings(findings))
+        self.cache.put(recipe, findings, self.key_of(name))
 
 
 def refuse_other_threads(path: Path, before: Run, pool: Pool) -> None:
     """Raise `UserError`, one line, if the timed rungs computed with another number of CPU threads than a worker has."""
-    worker = None
     try:
-        worker = pool.take()
-        threads = worker.call("threads")["cpu_threads"]
+        with contextlib.closing(pool.take()) as worker:
+            threads = worker.call("threads")["cpu_threads"]
     except WorkerFailure:
         return  # the generations will say what is wrong
-    finally:
-        if worker is not None:
-            worker.close()
     timed = [part for part in sources.records(before) if part.rounds]
-    seen = [(part.settings or {}).get("cpu_threads") for part in timed]
-    if other := [count for count in seen if count is not None and threads is not None and count != threads]:
-        raise UserError(
-            f"{path}: --resume: PyTorch computed with {other[0]} CPU threads and has {threads} here; start a new run"
-        )
+    counts = {(part.settings or {}).get("cpu_threads") for part in timed} - {None}
+    if threads is not None and (other := counts - {threads}):
+        message = f"PyTorch computed with {max(other)} CPU threads and has {threads} here; start a new run"
+        raise UserError(f"{path}: --resume: {message}")

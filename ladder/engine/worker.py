@@ -15,7 +15,7 @@ commands send `{"progress": ...}` lines before it, which feed the watchdog.
 | cycle | | samples_s, event_s: of one cycle, after what idle loaders hold |
 | finish | main: bool, lazy: bool | main_s, lazy_s, canary_s, and the memory |
 | canary | | canary_s |
-| profile | part: "load", "record" or "kinds", cycles | those of `profiling.digest_cycles` or `kinds.record_kinds` |
+| profile | part: "load", "record" or "kinds", cycles | those of `profiling.digest_cycles` or `profiling.record_kinds` |
 | prove | | problem, left_out: one line or null, see `ladder.parity.check` |
 | release | leave: bool, the step, too | reserved_bytes that the allocator keeps, null on a CPU |
 | parity | | those of `ladder.parity.check.check_step`; needs "keep_gradients": true in "build" |
@@ -24,7 +24,7 @@ commands send `{"progress": ...}` lines before it, which feed the watchdog.
 | examine | variant | receipts and inspection of an entry of a study, see `ladder.plan.variants` |
 | choices | | choices: rows of `kernels.choices` that decided here, null if the measured code does not say |
 | threads | | cpu_threads, null without torch |
-| scales | steps | those of `ladder.engine.loss_scales.follow_scales` (FP16: the loss scales of a training) |
+| scales | steps | those of `ladder.engine.timed_rung.follow_scales` (FP16: the loss scales of a training) |
 | host | cycles | host: those of `ladder.engine.host_time.measure_host` |
 | exit | | none; the process ends |
 
@@ -47,37 +47,35 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from ladder.core.errors import format_error, of_environment, one_line
+from ladder.core.plain import Plain
 from ladder.engine.channel import ENVIRONMENT, SPOKEN, Channel, Nobody
 from ladder.engine.timed_rung import Invalid, NoContract, Rung
 
 _OOM_SIGNS = ("out of memory", "can't allocate memory", "annot allocate memory", "ALLOC_FAILED")
 
 
-def make_failure(error: BaseException, did: str, rung: Rung) -> dict[str, Any]:
+def make_failure(error: BaseException, did: str, rung: Rung) -> Plain:
     """Return the reply for an exception: its status, one line why, and the memory peaks."""
-    did = SPOKEN.get(did, did)
+    name = SPOKEN.get(did, did)
     try:
         memory = rung.memory()
     except Exception:  # a CUDA error makes every later call fail as well
         memory = {}
     if system := of_environment(error):
-        status, reason = ENVIRONMENT, one_line(f"{system} ({did})")
-    elif isinstance(error, Invalid):
-        status, reason = "invalid", one_line(str(error))
-    elif isinstance(error, NoContract):
-        status, reason = "n/a", one_line(str(error))
+        status, reason = ENVIRONMENT, f"{system} ({name})"
+    elif isinstance(error, Invalid | NoContract):
+        status, reason = "invalid" if isinstance(error, Invalid) else "n/a", str(error)
     elif out_of_memory(error):
-        peak, name = memory.get("peak_reserved_bytes"), "reserved on the GPU"
-        if peak is None:
-            peak, name = memory.get("peak_rss_bytes"), "resident"
-        at_peak = f", at most {peak / 2**30:.2f} GiB {name}" if peak is not None else ""
-        status, reason = "oom", f"out of memory in {did}{at_peak}"
+        status, reason, where = "oom", f"out of memory in {name}", "reserved on the GPU"
+        if (peak := memory.get("peak_reserved_bytes")) is None:
+            peak, where = memory.get("peak_rss_bytes"), "resident"
+        if peak is not None:
+            reason += f", at most {peak / 2**30:.2f} GiB {where}"
     else:
-        status, reason = "failed", one_line(f"{did}: {format_error(error)}")
-    return {"ok": False, "did": did, "status": status, "reason": reason, **memory}
+        status, reason = "failed", f"{name}: {format_error(error)}"
+    return {"ok": False, "did": name, "status": status, "reason": one_line(reason), **memory}
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -93,13 +91,11 @@ def out_of_memory(error: BaseException) -> bool:
 
 def preload_code(code: Path | None, torch: bool) -> None:
     """Import the code that workers need, so that their forks have it. A fork imports again and tells a failure."""
-    if torch:
-        with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):
+        if torch:
             importlib.import_module("numpy")  # before torch, see `ladder.engine.forkserver`
-    try:
+    with contextlib.suppress(Exception):
         Rung(code, Nobody()).do_import(torch)
-    except Exception:
-        return
 
 
 def run_worker(code: Path | None) -> None:

@@ -23,8 +23,7 @@ from ladder.plan import content as contents
 from ladder.plan.content import of_workload
 from ladder.plan.needs import NEEDS, OF_WORKLOAD, of_change
 from ladder.plan.variants import Variant
-from ladder.receipts import Receipt
-from ladder.receipts.records import Evidence
+from ladder.receipts import Evidence, Receipt
 from stylegan_lite.config import ConfigError, Recipe, Workload, suggestion
 
 HERE = ROOT / "ladder"

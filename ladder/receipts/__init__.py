@@ -14,11 +14,11 @@ from typing import Any, TypedDict
 
 from ladder.core.protocol import PHASES
 from ladder.core.text import make_display
-from ladder.receipts.records import Evidence
 
 NOT = "not engaged: "  # begins every line that speaks against a rung
 FULL = ("float32", "float64")
 Check = tuple[bool | None, str]  # None: not judged; and a line
+Evidence = Mapping[str, Any]  # `ladder.receipts.evidence.gather_evidence` names its keys
 
 
 class Issued(TypedDict):
@@ -66,8 +66,7 @@ def reason(receipts: Mapping[str, Issued]) -> str | None:
     """Return why a recipe is not engaged, in one line that names the rung; None if all its rungs are."""
     for name, receipt in receipts.items():
         if not receipt["engaged"]:
-            line = next((line for line in receipt["lines"] if line.startswith(NOT)), NOT)
-            return f"{name}: {line.removeprefix(NOT)}"
+            return f"{name}: {(Receipt(**receipt).reason or NOT).removeprefix(NOT)}"
     return None
 
 
@@ -108,13 +107,13 @@ OPS_OF = {
 }
 
 
-def taken(seen: Mapping[str, Any], *ops: str) -> str:
+def taken(seen: Evidence, *ops: str) -> str:
     """Return " (plain PyTorch taken 3x)" if the table of alternatives took plain PyTorch for these ops, else ""."""
     count = sum(seen.get("alternatives", {}).get(op, 0) for op in ops)
     return f" (plain PyTorch taken {count}x)" if count else ""
 
 
-def launched(seen: Mapping[str, Any], *names: str) -> list[tuple[bool, str]]:
+def launched(seen: Evidence, *names: str) -> list[tuple[bool, str]]:
     """Return a check for each of these kernels: it was launched, or the table of alternatives took plain PyTorch."""
     checks = []
     for name in names:
@@ -125,9 +124,7 @@ def launched(seen: Mapping[str, Any], *names: str) -> list[tuple[bool, str]]:
     return checks
 
 
-def gone(
-    seen: Mapping[str, Any], what: str, op: str, layers: Iterable[str] | None = None
-) -> tuple[bool, str]:
+def gone(seen: Evidence, what: str, op: str, layers: Iterable[str] | None = None) -> tuple[bool, str]:
     """Return a check that the plain operations our kernels replace no longer run (in ``layers``)."""
     left = {k: n for k, n in seen["plain"].get(op, {}).items() if n and (layers is None or k in layers)}
     where = ", ".join(f"{layer} {count}x" for layer, count in sorted(left.items()))
@@ -139,7 +136,7 @@ def gone(
 # Receipts and checks that several rungs share
 
 
-def judge_accumulation(seen: Mapping[str, Any], parts: int) -> Receipt:
+def judge_accumulation(seen: Evidence, parts: int) -> Receipt:
     """Check that every phase of D has so many parts of one size. With joint batches D_main has parts of both kinds."""
     batches = seen["passes"].get("Discriminator", [])
     one = min(batches, default=0)
@@ -148,12 +145,12 @@ def judge_accumulation(seen: Mapping[str, Any], parts: int) -> Receipt:
     return judge((one > 0 and sorted(batches) == sorted([one, one, *joint] * parts), line))
 
 
-def list_compiled_phases(seen: Mapping[str, Any]) -> list[str]:
+def list_compiled_phases(seen: Evidence) -> list[str]:
     """Return the main phases that ran as compiled graphs. In a captured step these are the captured ones."""
     return [phase for phase in ("G_main", "D_main") if seen["compile"].get("runs", {}).get(phase)]
 
 
-def judge_compilation(seen: Mapping[str, Any], *modes: str) -> Receipt:
+def judge_compilation(seen: Evidence, *modes: str) -> Receipt:
     """Return the receipt: both main phases ran as one compiled graph each, in one of ``modes``.
 
     Nothing may have been compiled after warm-up.
@@ -166,6 +163,7 @@ def judge_compilation(seen: Mapping[str, Any], *modes: str) -> Receipt:
     ran = list_compiled_phases(seen)
     graphs = ", ".join(f"{phase} {count}" for phase, count in compiled["graphs"].items())
     kernels = compiled["kernels"]
+    count = "not profiled" if kernels is None else f"{kernels:.0f} a step"
     return judge(
         (compiled["mode"] in modes, f"torch.compile in mode {compiled['mode']}"),
         (len(ran) == 2, f"phases that ran compiled: {', '.join(ran) or 'none'}"),
@@ -173,14 +171,11 @@ def judge_compilation(seen: Mapping[str, Any], *modes: str) -> Receipt:
         (compiled["breaks"] == 0, f"graph breaks: {compiled['breaks']}"),
         *((None, make_display(f"first break: {reason}")) for reason in compiled["why_broken"]),
         (compiled["late"] == 0, f"graphs compiled after warm-up: {compiled['late']}"),
-        (
-            None if kernels is None else kernels > 0,
-            "kernels by the compiler: " + ("not profiled" if kernels is None else f"{kernels:.0f} a step"),
-        ),
+        (None if kernels is None else kernels > 0, f"kernels by the compiler: {count}"),
     )
 
 
-def check_reduction(seen: Mapping[str, Any]) -> list[Check]:
+def check_reduction(seen: Evidence) -> list[Check]:
     """Return checks that several ranks are there and every phase all-reduces its gradients."""
     reduced = seen["reduced"]
     megabytes = ", ".join(f"{phase} {reduced['bytes'].get(phase, 0) / 1e6:.3f}" for phase in PHASES)
@@ -190,18 +185,16 @@ def check_reduction(seen: Mapping[str, Any]) -> list[Check]:
     ]
 
 
-def check_communication(seen: Mapping[str, Any], above: float = 0) -> Check:
+def check_communication(seen: Evidence, above: float = 0) -> Check:
     """Return a check of the communication in the trace: it comes in more than so many bursts a phase.
 
-    A burst begins after other kernels. A reduction beside the backward pass has a burst for each bucket, on every host.
-    How much of it is hidden depends on the host: where the GPU waits for the CPU, nothing runs beside it.
+    A burst begins after other kernels: a reduction beside the backward pass has one for each bucket, on every host. How
+    much of it is hidden depends on the host, as nothing runs beside it where the GPU waits for the CPU.
     """
     reduced = seen["reduced"]
     if reduced["comm_ms"] is None:
         return None, "communication: not profiled"
     took, exposed = reduced["comm_ms"], reduced["exposed_ms"]
     bursts = reduced["comm_bursts"] / seen["graphs"]["phases_per_step"]
-    line = (
-        f"communication: {took:.3f} ms a step, {exposed:.3f} ms of it exposed, bursts a phase: {bursts:.1f}"
-    )
-    return took > 0 and bursts > above, line
+    spent = f"{took:.3f} ms a step, {exposed:.3f} ms of it exposed"
+    return took > 0 and bursts > above, f"communication: {spent}, bursts a phase: {bursts:.1f}"

@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 
+from ladder.core.plain import Plain
 from ladder.core.protocol import CYCLE_STEPS
 from ladder.core.protocol import IN_ORDER as PHASES
 from ladder.core.text import make_display
 from ladder.receipts import traces
-from ladder.receipts.records import Copies, Crossing, Evidence, Launches, Trace
 from ladder.receipts.watch import (
+    Crossing,
     Watch,
     alternatives_taken,
     count_launches,
@@ -39,27 +40,23 @@ ON_CPU = 4  # traced steps, instead of a cycle
 
 @dataclass(frozen=True)
 class Traced:
-    """Findings about a step as it is timed, from its batches to the profiler's figures of a cycle."""
+    """A step as it is timed: the profiler's figures of a cycle (`traces.digest_events`), and how its batches come."""
 
-    crossings: list[Crossing]
-    copying: int  # operators of the step's request for a batch
+    figures: Plain
     replayed: int | None  # operators issued for one run of each phase; None without graphs
-    trace: Trace
-    waiting_ms: float
-    fetched: float
-    tallied: dict[str, int]  # images, by the way in which they were read
+    data: Plain
 
 
-def gather_evidence(step: Any, traced: Traced | None = None) -> Evidence:
+def gather_evidence(step: Any, traced: Traced | None = None) -> Plain:
     """Return the evidence of one prepared ``TrainingStep``, which is traced now if it was not before.
 
-    All but the trace counts, and times nothing. ``ladder.receipts.records``, ``ladder.receipts.watch`` and
-    ``stylegan_lite.parallel`` describe the values. What an older commit's step lacks is empty.
+    All but the trace counts, and times nothing. Amounts are of one step of a cycle, calls of one run of each phase.
+    ``ladder.receipts.watch`` and ``stylegan_lite.parallel`` describe the values. What an older commit's step lacks is
+    empty, and figures of the profiler are None where it saw nothing.
     """
     traced = traced or trace_step(step)
-    figures, taken = traced.trace, alternatives_taken()
+    figures, before = traced.figures, alternatives_taken()
     captured, graphs = sorted(step.graphs), [*getattr(step, "fills", {}).values()]
-    left = sum((Counter(each.left) for each in graphs), Counter[str]())
     copies, entries = compute_copies(step), list_entries(step)
     energies = [e for e in entries if getattr(e, "energy", None) is not None]
     stale_energies = [_has_difference(e.energy, e.weight.square().sum((2, 3)), 1e-5) for e in energies]
@@ -68,13 +65,13 @@ def gather_evidence(step: Any, traced: Traced | None = None) -> Evidence:
     except torch.OutOfMemoryError:  # eager activations beside the graphs' pools; the graphs have been seen
         step.graphs.clear()
         torch.cuda.empty_cache()
-        taken = alternatives_taken()
+        before = alternatives_taken()
         watch, zeroed, kernels = watch_phases(step)
     weights = [*step.G.parameters(), *step.D.parameters()]
-    layouts: Counter[str] = Counter()
+    stored: Counter[str] = Counter()
     for weight in weights:
         if weight.dim() == 4:
-            layouts[name_layout(weight)] += weight.nbytes
+            stored[name_layout(weight)] += weight.nbytes
     adam = step.opt_G.param_groups[0]
     sizes = {
         net: sum(len(group["params"]) for group in getattr(step, f"opt_{net}").param_groups) for net in "GD"
@@ -82,72 +79,64 @@ def gather_evidence(step: Any, traced: Traced | None = None) -> Evidence:
     states = [state for optimizer in (step.opt_G, step.opt_D) for state in optimizer.state.values()]
     counts = [state["step"] for state in states if "step" in state]
     moments = [value for state in states for key, value in state.items() if key != "step"]
-    feed, ranks = step.feed, getattr(step, "ranks", None)
-    compiled = getattr(step, "compiled", None)
+    often = {phase: derive_frequency(step, phase) for phase in PHASES}
+    feed, ranks, compiled = step.feed, getattr(step, "ranks", None), getattr(step, "compiled", None)
     forked = getattr(getattr(step, "parallel", None), "captured" if captured else "collected", {})
+    islands = {
+        **watch.islands,
+        "weights": _count_dtypes(weights),
+        "moments": _count_dtypes(moments),
+        "moving average": _count_dtypes([*step.G_ema.parameters()]),
+    }
     return {
         "recipe": step.recipe.to_dict(),
         "norm": step.workload.norm,
         "device": step.device,
-        "flops": {stage: dict(count) for stage, count in watch.flops.items()},
-        "inputs": {stage: dict(count) for stage, count in watch.inputs.items()},
-        "weights": {stage: dict(count) for stage, count in watch.weights.items()},
-        "convolutions": {stage: dict(count) for stage, count in watch.convolutions.items()},
+        "flops": _copy_counts(watch.flops),
+        "inputs": _copy_counts(watch.inputs),
+        "weights": _copy_counts(watch.weights),
+        "convolutions": _copy_counts(watch.convolutions),
         "passes": {network: list(batches) for network, batches in watch.passes.items()},
-        "stored": dict(layouts),
-        "copies": {"kept": copies["kept"], "stale": copies["stale"], "reworked": watch.reworked},
+        "stored": dict(stored),
+        "copies": copies | {"reworked": watch.reworked},
         "energies": {"kept": len(energies), "stale": sum(stale_energies)},
         "relayouts": {"calls": round(watch.relayouts, 2), "mb": round(watch.relayout_bytes / 1e6, 3)},
         "plain": {op: {k: n for k, n in layers.items() if n} for op, layers in watch.plain.items()},
         "kernels": dict(kernels),
-        "alternatives": dict(alternatives_taken() - taken),
-        "islands": {name: dict(count) for name, count in watch.islands.items()}
-        | {
-            "weights": _count_dtypes(weights),
-            "moments": _count_dtypes(moments),
-            "moving average": _count_dtypes([*step.G_ema.parameters()]),
-        },
+        "alternatives": dict(alternatives_taken() - before),
+        "islands": _copy_counts(islands),
         "gradients": {
             **zeroed,
             "filled": watch.fills,
             "accumulated": watch.accumulated,
             "zero_kernels": figures.get("zero_kernels"),
-            "tensors": sum(derive_frequency(step, phase) * sizes[phase[0]] for phase in PHASES),
+            "tensors": sum(often[phase] * sizes[phase[0]] for phase in PHASES),
         },
         "adam": {
-            "capturable": adam["capturable"],
-            "foreach": adam["foreach"],
-            "fused": adam["fused"],
+            **{key: adam[key] for key in ("capturable", "foreach", "fused")},
+            # A capture needs the counts on the GPU.
             "steps_on": sorted({x.device.type if torch.is_tensor(x) else "python" for x in counts}),
             "calls": dict(watch.optimizer),
         },
         "graphs": {
             "captured": captured,
+            # issued by the CPU for one run of each phase, as it is timed
             "operators": watch.calls if traced.replayed is None else traced.replayed,
             "operators_eager": watch.calls,
             "together": ["+".join(kind) for kind in getattr(step, "together", [])],
-            "phases_per_step": sum(derive_frequency(step, phase) for phase in PHASES),
-            "launches": figures.get("launches"),
-            "replays": figures.get("replays"),
-            "kernels": figures.get("kernels"),
-            "busy_ms": figures.get("busy_ms"),
+            "phases_per_step": sum(often.values()),
+            **{key: figures.get(key) for key in ("launches", "replays", "kernels", "busy_ms")},
         },
-        "fills": {
+        "fills": {  # the memset nodes of all captured graphs
             "found": sum(graph.found for graph in graphs),
             "replaced": sum(graph.replaced for graph in graphs),
-            "left": dict(left),
-            "memsets": figures.get("graph_memsets"),
+            "left": dict(sum((Counter(each.left) for each in graphs), Counter[str]())),  # why -> nodes
+            "memsets": figures.get("graph_memsets"),  # that ran in graphs
         },
         "data": {
-            "workers": count_workers(feed),
-            "crossings": traced.crossings[:4],
+            "workers": count_workers(feed),  # alive
             "persistent": bool(feed.loader.persistent_workers),
-            "decoded": traced.tallied["decoded"],
-            "mapped": traced.tallied["mapped"],
-            "decoded_on_gpu": traced.tallied["decoded_on_gpu"],
-            "fetched": traced.fetched,
-            "waiting_ms": traced.waiting_ms,
-            "operators": traced.copying,
+            **traced.data,
             "copy_ms": figures.get("copy_ms"),
             "overlap": figures.get("overlap"),
         },
@@ -164,18 +153,17 @@ def gather_evidence(step: Any, traced: Traced | None = None) -> Evidence:
             "filters": compiled.filters,
             "kernels": figures.get("inductor_kernels"),
         },
-        "parallel": {
+        "parallel": {  # the work of the second stream
             "phases": dict(forked),
             "ms": figures.get("parallel_ms"),
             "busy_ms": figures.get("busy_ms"),
         },
         "reduced": {
             "ranks": getattr(ranks, "size", 1),
+            # of the whole step: as many as ranks, and with nn.DataParallel those of its one process
             "gpus": getattr(step.recipe, "ranks", 1),
-            "bytes": dict(getattr(ranks, "bytes", {})),
-            "comm_ms": figures.get("comm_ms"),
-            "exposed_ms": figures.get("exposed_ms"),
-            "comm_bursts": figures.get("comm_bursts"),
+            "bytes": dict(getattr(ranks, "bytes", {})),  # by phase, of gradients in its last run
+            **{key: figures.get(key) for key in ("comm_ms", "exposed_ms", "comm_bursts")},
         },
         "scales": {
             network: {key: float(value) for key, value in scale.state_dict().items() if key != "tracker"}
@@ -185,19 +173,23 @@ def gather_evidence(step: Any, traced: Traced | None = None) -> Evidence:
     }
 
 
+def _copy_counts(counts: Any) -> dict[str, dict[str, float]]:
+    return {key: dict(count) for key, count in counts.items()}
+
+
 def list_entries(step: Any) -> list[Any]:
     """Return the weights with compute copies, as ``stylegan_lite.weights`` keeps them. Old commits' code has none."""
     return [e for copies in getattr(step, "copies", {}).values() for e in copies.entries]
 
 
-def compute_copies(step: Any) -> Copies:
-    """Return compute copies of convolution weights by dtype, and how many differ from their weight."""
+def compute_copies(step: Any) -> Plain:
+    """Return compute copies of convolution weights by dtype, `kept`, and how many differ from their weight, `stale`."""
     entries = list_entries(step)
     stale = [
         _has_difference(e.copy.to(e.weight.dtype), e.weight * e.gain, torch.finfo(e.copy.dtype).eps)
         for e in entries
     ]
-    return {"kept": _count_dtypes([e.copy for e in entries]), "stale": sum(stale), "reworked": 0}
+    return {"kept": _count_dtypes([e.copy for e in entries]), "stale": sum(stale)}
 
 
 def count_workers(feed: Any) -> int:
@@ -219,11 +211,8 @@ def derive_frequency(step: Any, phase: str) -> float:
     return 1 / {"G_pl": step.workload.pl_interval, "D_r1": step.workload.r1_interval}.get(phase, 1)
 
 
-def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, Launches]]:
-    """Run each phase once eagerly.
-
-    Return the watch, the gradients that ``zero_grad`` left (None, or kept), and our kernels' launches.
-    """
+def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, Plain]]:
+    """Run each phase once eagerly; return the watch, the gradients that ``zero_grad`` left, and our launches."""
     watch, zeroed = Watch(), {"none": 0, "kept": 0}
     copies = [e.weight for e in list_entries(step)]
     images = [p for p in [*step.G.parameters(), *step.D.parameters()] if p.dim() == 4]
@@ -277,7 +266,7 @@ def trace_step(
     ranks: a profiler's start takes each of them another time, and the first to be ready would wait in an all-reduce,
     which counts as communication.
     """
-    crossings, copying = watch_data(step)
+    crossings, operators = watch_data(step)
     replayed = count_operators(step) if step.graphs else None
     before = tally_images(step)  # after the batches that were fetched here: only a cycle's own count
     calls, spent_s, first, fetch = 0, 0.0, step.count, step.feed._fetch
@@ -297,12 +286,17 @@ def trace_step(
         synchronize_device(step)
         spent_s = 0.0
         figures, steps = trace_steps(step, ran, align)
-    waiting_ms, fetched = round(1000 * spent_s / steps, 3), round(calls / max(1, step.count - first), 3)
-    tallied = {key: count - before[key] for key, count in tally_images(step).items()}
-    return Traced(crossings, copying, replayed, figures, waiting_ms, fetched, tallied)
+    data: Plain = {key: count - before[key] for key, count in tally_images(step).items()}
+    data |= {
+        "crossings": crossings[:4],  # copies of one batch between devices
+        "operators": operators,  # of the step's request for a batch
+        "fetched": round(calls / max(1, step.count - first), 3),  # batches requested from the loader a step
+        "waiting_ms": round(1000 * spent_s / steps, 3),
+    }
+    return Traced(figures, replayed, data)
 
 
-def trace_steps(step: Any, ran: Callable[[], None], align: Callable[[], None]) -> tuple[Trace, int]:
+def trace_steps(step: Any, ran: Callable[[], None], align: Callable[[], None]) -> tuple[Plain, int]:
     """Run a cycle under the profiler, on a CPU a few steps without it. Return its figures, and the number of steps."""
 
     def cycle() -> None:
@@ -318,10 +312,7 @@ def trace_steps(step: Any, ran: Callable[[], None], align: Callable[[], None]) -
 
 
 def tally_images(step: Any) -> dict[str, int]:
-    """Return how many images were decoded, and how many read from a memory map, so far.
-
-    Loader's workers are included.
-    """
+    """Return how many images were decoded, and how many read from a memory map, so far, by loaders' workers too."""
     counted = getattr(getattr(step.feed, "dataset", None), "tally", dict)()
     counted["decoded_on_gpu"] = getattr(getattr(step.feed, "decode", None), "decoded", 0)
     return {key: counted.get(key, 0) for key in ("decoded", "mapped", "decoded_on_gpu")}
@@ -344,13 +335,8 @@ def watch_data(step: Any) -> tuple[list[Crossing], int]:
 
 
 def count_operators(step: Any) -> int:
-    """Return the operators that the CPU issues for one run of each phase, as it is timed.
-
-    For whole steps: the worst kind.
-    """
-
-    kinds = getattr(step, "together", [])
-    runs = [[functools.partial(step.run, kind)] for kind in kinds]
+    """Return the operators that the CPU issues for one run of each phase as it is timed, or for the worst step."""
+    runs = [[functools.partial(step.run, kind)] for kind in getattr(step, "together", [])]
     counts = []
     for each in runs or [[functools.partial(step.run_phase, phase) for phase in PHASES]]:
         with Watch() as watch:

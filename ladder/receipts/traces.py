@@ -14,22 +14,22 @@ from typing import Any
 
 import torch
 
+from ladder.core.plain import Plain
 from ladder.core.protocol import CYCLE_STEPS
 from ladder.receipts.kernel_families import WAITING, Event
-from ladder.receipts.records import Trace
 
 NOT_KERNELS = ("Memcpy", "Memset", *WAITING)
 BETWEEN = 3  # other kernels that begin in between make another burst
 COMMUNICATION = re.compile(r"nccl|Memcpy PtoP", re.IGNORECASE)
 
 
-def trace_cycle(cycle: Callable[[], None], ran: Callable[[], None] = lambda: None) -> Trace:
-    """Return the profiler's figures of one cycle; see `digest` and `profiled`."""
+def trace_cycle(cycle: Callable[[], None], ran: Callable[[], None] = lambda: None) -> Plain:
+    """Return the profiler's figures of one cycle; see `digest_events` and `profile_cycle`."""
     return digest_events(list(list_events(profile_cycle(cycle, ran))))
 
 
 def record_events(cycle: Callable[[], None]) -> list[Event]:
-    """Return the events of one cycle under the profiler; see `events`."""
+    """Return the events of one cycle under the profiler."""
     return list(list_events(profile_cycle(cycle)))
 
 
@@ -77,50 +77,67 @@ def list_events(profile: Any) -> Iterator[Event]:
         yield event.name(), device, event.device_resource_id(), begin, begin + event.duration_ns()
 
 
-def list_kernels(found: Iterable[Event]) -> list[Event]:
+def list_work(events: Iterable[Event]) -> list[Event]:
+    """Return what the GPU did among the events of a trace: kernels, copies and memsets."""
+    return [event for event in events if event[1] and not event[0].startswith(WAITING)]
+
+
+def list_kernels(events: Iterable[Event]) -> list[Event]:
     """Return the kernels among the events of a trace: no copies, no memsets, nothing of the CPU."""
-    return [event for event in found if event[1] and not event[0].startswith(NOT_KERNELS)]
+    return [event for event in events if event[1] and not event[0].startswith(NOT_KERNELS)]
 
 
-def digest_events(found: list[Event]) -> Trace:
-    """Return figures of a step from one profiled cycle. Empty if the profiler saw no kernels."""
-    ran = list_kernels(found)
+def digest_events(events: list[Event]) -> Plain:
+    """Return figures of a step from one profiled cycle. Empty if the profiler saw no kernels.
+
+    Returns:
+        launches: calls of the CPU that put work on the GPU, graph replays included.
+        replays, kernels, inductor_kernels, zero_kernels: graph launches, all kernels, those that torch.compile
+            generated, and fills with any value.
+        graph_memsets: memsets that no call of the CPU asked for: nodes of replayed graphs.
+        busy_ms, parallel_ms: the union of all kernels and copies, and for how long two kernels ran at once.
+        copy_ms, overlap: copies to the device, and the part in which kernels of other streams ran, or None.
+        comm_ms, exposed_ms, comm_bursts: see `derive_communication`.
+    """
+    ran, work = list_kernels(events), list_work(events)
     if not ran:
         return {}
-    calls = [name for name, on_device, *_ in found if not on_device]
-    memsets = sum(on_device and name.lower().startswith("memset") for name, on_device, *_ in found)
+    calls = [name for name, on_device, *_ in events if not on_device]
+    memsets = sum(name.lower().startswith("memset") for name, *_ in work)
     memsets -= sum(name.startswith("cudaMemset") for name in calls)  # launched one by one
-    copies = [e for e in found if e[1] and e[0].startswith("Memcpy HtoD")]
+    copies = [e for e in work if e[0].startswith("Memcpy HtoD")]
     took = sum(end - begin for *_, begin, end in copies)
     beside = sum(
         measure_covered(copy[3:], _join_spans([e[3:] for e in ran if e[2] != copy[2]])) for copy in copies
     )
-    launched = sum(
-        "LaunchKernel" in n or "GraphLaunch" in n or n.startswith(("cudaMemcpy", "cudaMemset")) for n in calls
-    )
+    counts = {
+        "launches": sum(
+            "LaunchKernel" in n or "GraphLaunch" in n or n.startswith(("cudaMemcpy", "cudaMemset"))
+            for n in calls
+        ),
+        "replays": sum("GraphLaunch" in name for name in calls),
+        "kernels": len(ran),
+        "inductor_kernels": sum(e[0].startswith("triton_") for e in ran),
+        "zero_kernels": sum("ZeroFunctor" in e[0] or "FillFunctor" in e[0] for e in ran),
+        "graph_memsets": max(memsets, 0),
+    }
+    parallel_ns = sum(e[4] - e[3] for e in ran) - measure_union([e[3:] for e in ran])
     return {
-        "launches": launched / CYCLE_STEPS,
-        "replays": sum("GraphLaunch" in name for name in calls) / CYCLE_STEPS,
-        "kernels": len(ran) / CYCLE_STEPS,
-        "inductor_kernels": sum(e[0].startswith("triton_") for e in ran) / CYCLE_STEPS,
-        "busy_ms": busy_ms(found),
-        "parallel_ms": (sum(e[4] - e[3] for e in ran) - measure_union([e[3:] for e in ran]))
-        / 1e6
-        / CYCLE_STEPS,
-        "zero_kernels": sum("ZeroFunctor" in e[0] or "FillFunctor" in e[0] for e in ran) / CYCLE_STEPS,
-        "graph_memsets": max(memsets, 0) / CYCLE_STEPS,
+        **{key: count / CYCLE_STEPS for key, count in counts.items()},
+        "busy_ms": busy_ms(events),
+        "parallel_ms": parallel_ns / 1e6 / CYCLE_STEPS,
         "copy_ms": round(took / 1e6 / CYCLE_STEPS, 4),
         "overlap": round(beside / took, 3) if took else None,
-        **derive_communication((e for e in found if e[1] and not e[0].startswith(WAITING)), CYCLE_STEPS),
+        **derive_communication(work, CYCLE_STEPS),
     }
 
 
-def busy_ms(found: list[Event]) -> float:
+def busy_ms(events: list[Event]) -> float:
     """Return the milliseconds a step in which anything ran or was copied, of the events of a cycle."""
-    return measure_union([e[3:] for e in found if e[1] and not e[0].startswith(WAITING)]) / 1e6 / CYCLE_STEPS
+    return measure_union([event[3:] for event in list_work(events)]) / 1e6 / CYCLE_STEPS
 
 
-def derive_communication(ran: Iterable[Event], steps: int) -> Trace:
+def derive_communication(ran: Iterable[Event], steps: int) -> Plain:
     """Return the communication of one step, from the kernels and copies of `steps` steps of one GPU.
 
     `comm_ms`: the union of NCCL's kernels and of copies between GPUs. A kernel that waits for a slower rank counts.

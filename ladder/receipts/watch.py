@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ladder.receipts.records import Crossing, Launches
+from ladder.core.plain import Plain
 
+Crossing = Plain  # one copy between devices: to, bytes, dtype, pinned, non_blocking, side_stream
 WAIT = "griddepcontrol.wait"  # in the code of a kernel that is launched before the kernel in front has ended
 LAYOUTS = {(True, False): "nhwc", (False, True): "nchw", (True, True): "either", (False, False): "other"}
 LOSSES = ("softplus", "pow", "mean", "sum", "sqrt")  # of losses and penalties, outside any layer
@@ -106,7 +107,8 @@ class Watch(TorchDispatchMode):
         elif op in ("clone", "_to_copy", "copy_"):
             self.copy(op, args, kwargs, out)
         elif op in ("zero_", "_foreach_zero_", "fill_"):
-            self.fills += self.zeroed(op, args)
+            if op != "fill_" or args[1] == 0:
+                self.fills += len(args[0]) if isinstance(args[0], (list, tuple)) else 1
         elif op == "add_" and node is not None and "AccumulateGrad" in node.name():
             self.accumulated += 1
         elif op.startswith(("_foreach_addcdiv", "_fused_adam")):
@@ -165,13 +167,6 @@ class Watch(TorchDispatchMode):
             self.relayouts += self.weight
             self.relayout_bytes += out.nbytes * self.weight
 
-    @staticmethod
-    def zeroed(op: str, args: tuple) -> int:
-        """Return how many tensors are set to zero in place."""
-        if op == "fill_" and args[1] != 0:
-            return 0
-        return len(args[0]) if isinstance(args[0], (list, tuple)) else 1
-
     def forward(self, op: str, args: tuple, out: Any) -> None:
         """Count an operator of a forward pass that belongs to an island, or that our kernels replace."""
         layer = self.layer()
@@ -204,10 +199,7 @@ class Watch(TorchDispatchMode):
 
 
 def is_modulation(args: tuple) -> bool:
-    """Return whether a product scales channels for each sample.
-
-    That is [N, C, H, W] * [N, C, 1, 1], or a product of per-sample weights (5-D).
-    """
+    """Return whether a product scales channels for each sample: [N, C, H, W] * [N, C, 1, 1], or 5-D weights."""
     if not all(isinstance(x, Tensor) for x in args[:2]):
         return False
     shapes = sorted((x.shape for x in args[:2]), key=lambda shape: shape.numel())
@@ -240,15 +232,11 @@ def layers_named(watch: Watch, *networks: torch.nn.Module) -> Iterator[None]:
     def leave(module, args, output):
         watch.layers.pop()
 
-    hooks = []
-    for module in {m for network in networks for m in network.modules()}:
-        hooks.append(module.register_forward_pre_hook(enter))
-        hooks.append(module.register_forward_hook(leave, always_call=True))
-    try:
+    with contextlib.ExitStack() as hooks:
+        for module in {m for network in networks for m in network.modules()}:
+            hooks.callback(module.register_forward_pre_hook(enter).remove)
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextlib.contextmanager
@@ -257,8 +245,7 @@ def intercept_launches(
 ) -> Iterator[None]:
     """Call `note(kernel, arguments, options, compiled)` behind each launch of a Triton kernel defined in `package`.
 
-    All launches pass this one place, compiled or interpreted. So an entry point that fell back to plain PyTorch does
-    not count.
+    All launches pass here, compiled or interpreted. An entry point that fell back to plain PyTorch does not count.
     """
     try:
         from triton.runtime.jit import KernelInterface
@@ -287,9 +274,14 @@ def intercept_launches(
 
 
 @contextlib.contextmanager
-def count_launches(package: str = "kernels") -> Iterator[dict[str, Launches]]:
-    """Count launches of kernels defined in `package`, by kernel; with "kernels" those of its CUDA C++, too."""
-    seen: dict[str, Launches] = {}
+def count_launches(package: str = "kernels") -> Iterator[dict[str, Plain]]:
+    """Count launches of kernels defined in `package`, by kernel; with "kernels" those of its CUDA C++ (`cpp`), too.
+
+    Each has calls, the dtypes of its first launch's tensors, the names of arguments that were tensors in any, and, if
+    there were any, the launches that are dependent (before the kernel in front has ended, of code that waits for it)
+    and those in a backward pass.
+    """
+    seen: dict[str, Plain] = {}
     cpp: Any = None
     if package == "kernels":
         with contextlib.suppress(ImportError):  # code of old commits

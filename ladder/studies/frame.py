@@ -157,9 +157,9 @@ class Session:
 
     @functools.cached_property
     def _sitting(self) -> tuple[Any, Any]:
-        from ladder.engine import sitting
+        from ladder.engine import visit
 
-        return self._stack.enter_context(sitting.open_sitting(self.job.device))
+        return self._stack.enter_context(visit.open_sitting(self.job.device))
 
     @property
     def pool(self) -> Any:

@@ -23,8 +23,7 @@ from ladder.core.protocol import CYCLE_STEPS
 from ladder.plan.variants import Examination
 from ladder.receipts import Receipt, evidence, judge
 from ladder.receipts.evidence import replace_method, synchronize_device, watch_data
-from ladder.receipts.records import Crossing
-from ladder.receipts.watch import name_layout
+from ladder.receipts.watch import Crossing, name_layout
 from stylegan_lite import losses
 
 COMPILER = "inductor"  # tests, which have no time to compile, take "eager"

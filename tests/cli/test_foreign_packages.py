@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ladder.core.paths import ROOT
-from ladder.engine import asides
+from ladder.engine import timed_rung
 from ladder.engine.pool import Pool, WorkerFailure
 
 FAKE = ROOT / "tests" / "support" / "fake_code"
@@ -72,9 +72,9 @@ def test_an_environment_inside_of_the_checkout_is_elsewhere(monkeypatch: pytest.
     def of(**modules: Path) -> str | None:
         for name, file in modules.items():
             monkeypatch.setitem(sys.modules, name.replace("__", "."), SimpleNamespace(__file__=str(file)))
-        return asides.find_foreign(ROOT)
+        return timed_rung.find_foreign(ROOT)
 
-    for name in [name for name in sys.modules if name.partition(".")[0] in asides.MEASURED]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in timed_rung.MEASURED]:
         monkeypatch.delitem(sys.modules, name)
     assert of(kernels=ROOT / "kernels" / "__init__.py") is None
     assert "no module kernels.common.tiles of" in of(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ladder.engine import kinds
+from ladder.engine import profiling
 from ladder.engine.channel import Nobody
 from ladder.engine.timed_rung import Rung
 from ladder.receipts import traces
@@ -23,19 +23,19 @@ class Step:
         return ("G_main", *path, "D_main", *penalty)
 
 
-def kernel(begin: float, end: float, name: str = "conv", stream: int = 7) -> kinds.Event:
+def kernel(begin: float, end: float, name: str = "conv", stream: int = 7) -> profiling.Event:
     return name, True, stream, int(begin * MS), int(end * MS)
 
 
 def test_each_kind_of_step_is_found_once_with_its_number() -> None:
-    assert kinds.of_cycle(Step()) == [(0, 1), (1, 12), (4, 3)]
+    assert profiling.list_kinds(Step()) == [(0, 1), (1, 12), (4, 3)]
 
 
 def test_a_cycle_counts_each_kind_as_often_as_it_comes() -> None:
     whole = [kernel(0, 30), kernel(20, 40, stream=9), ("cudaLaunchKernel", False, 0, 0, 99 * MS)]
     main, path = [kernel(50, 60), kernel(60, 61, "Memcpy HtoD")], [kernel(70, 90)]
     first, second = (
-        kinds.compose_cycles([whole, main, path] * 2, [0.3, 0.1, 0.2] * 2, [1, 12, 3])["cycles"] or []
+        profiling.compose_cycles([whole, main, path] * 2, [0.3, 0.1, 0.2] * 2, [1, 12, 3])["cycles"] or []
     )
     assert first == second
     assert first["gpu_ms"] == pytest.approx((40 + 12 * 11 + 3 * 20) / 16)
@@ -52,7 +52,7 @@ def test_a_cycle_counts_each_kind_as_often_as_it_comes() -> None:
     ],
 )
 def test_events_without_a_gpu_time_are_void(broken: list[Any], words: str) -> None:
-    found = kinds.compose_cycles([[kernel(0, 1)], broken], [0.1, 0.1], [16])
+    found = profiling.compose_cycles([[kernel(0, 1)], broken], [0.1, 0.1], [16])
     assert found["cycles"] is None and words in (found["gpu_void"] or "")
 
 
@@ -78,7 +78,7 @@ class Recorded(Step):
 def test_a_worker_profiles_each_kind_twice(broken: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[int] = []
 
-    def profiled(cycle: Any, ran: Any = None) -> list[kinds.Event]:
+    def profiled(cycle: Any, ran: Any = None) -> list[profiling.Event]:
         waited.clear()
         cycle()
         return [("conv", True, 7, at, at + MS) for at in waited]

@@ -10,7 +10,7 @@ import torch
 
 from ladder.cli import climb
 from ladder.core.errors import UserError
-from ladder.engine import asides, inspection, lanes
+from ladder.engine import inspection, lanes, timed_rung
 from ladder.engine.channel import Nobody
 from ladder.engine.pool import Worker
 from ladder.engine.timed_rung import Rung
@@ -74,8 +74,8 @@ def test_the_allocator_gets_the_share_of_the_gpu_before_anything_is_built(
         set_per_process_memory_fraction=share,
     )
     fake = types.SimpleNamespace(cuda=cuda)
-    asides.limit_memory(fake, 20 * GIB)
-    asides.limit_memory(fake, 90 * GIB)
+    timed_rung.limit_memory(fake, 20 * GIB)
+    timed_rung.limit_memory(fake, 90 * GIB)
     assert shares == [0.25, 1.0]
     assert lanes.allocatable_bytes(None) is None and lanes.allocatable_bytes(24) == 23 * GIB
 
@@ -157,7 +157,7 @@ def test_a_run_goes_on_with_the_memory_of_its_file(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_more_than_the_card_holds_is_out_of_memory_and_less_is_not() -> None:
     try:
-        asides.limit_memory(torch, torch.cuda.memory_reserved() + 512 * 2**20)
+        timed_rung.limit_memory(torch, torch.cuda.memory_reserved() + 512 * 2**20)
         assert torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda").numel()
         with pytest.raises(torch.OutOfMemoryError) as caught:
             torch.empty(GIB, dtype=torch.uint8, device="cuda")

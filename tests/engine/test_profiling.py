@@ -87,9 +87,8 @@ def test_the_gpu_is_free_as_soon_as_the_profiled_cycles_have_run(monkeypatch: py
 
     monkeypatch.setattr(traces, "profile_cycle", profiled)
     step = SimpleNamespace(cycle=lambda: did.append("cycle"))
-    channel = SimpleNamespace(send=lambda message: did.append(message["progress"]))
     waits = {"align": lambda: did.append("all ranks"), "synchronize": lambda: did.append("ends")}
-    rung = SimpleNamespace(step=step, channel=channel, **waits)
+    rung = SimpleNamespace(step=step, tell=did.append, **waits)
     found = profiling.record_cycles(rung)
     assert did == ["begins", *["all ranks", "cycle", "ends"] * 2, "ran", "reads"]
     assert len(found.wall_s) == 2 and found.ended_ns == sorted(set(found.ended_ns))

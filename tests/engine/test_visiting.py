@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from ladder.core.records import read_record
-from ladder.engine.outcomes import Program
 from ladder.engine.pool import WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.results.file import GpuState, Round
@@ -55,8 +54,7 @@ def cycle(visits: Visits, worker: FakeWorker, own: Sequence[Each] = (), others: 
 
 def finish(visits: Visits, worker: FakeWorker, canaries: Sequence[float] = ()) -> Each:
     rejected: list[str] = []
-    program = Program("a", "a", "a", {}, {}, None)
-    return visits.finish(worker, program, canaries, rejected) | {"rejected": rejected}
+    return visits.finish(worker, canaries, rejected, main=False, lazy=False) | {"rejected": rejected}  # type: ignore[arg-type]
 
 
 def gpu(**answers: Any) -> tuple[FakeNvml, Visits]:

@@ -5,10 +5,8 @@ import types
 
 import pytest
 
-from ladder.engine import asides
-from ladder.engine.asides import is_settled
 from ladder.engine.channel import Nobody
-from ladder.engine.timed_rung import Invalid, NoContract, Rung
+from ladder.engine.timed_rung import Invalid, NoContract, Rung, is_settled, peak_rss
 from ladder.engine.worker import make_failure
 
 
@@ -134,7 +132,7 @@ def ended_in(first: Exception, words: str) -> Exception:
 def test_each_failure_has_its_status(error: Exception, status: str) -> None:
     reply = make_failure(error, "prepare", Rung(None, None))
     assert reply["status"] == status and not reply["ok"] and reply["reason"]
-    assert asides.peak_rss() >= reply["peak_rss_bytes"] > 2**20
+    assert peak_rss() >= reply["peak_rss_bytes"] > 2**20
 
 
 @pytest.mark.gpu

@@ -9,8 +9,7 @@ import re
 import pytest
 import torch
 
-from ladder.engine.asides import replaced_timer
-from ladder.engine.timed_rung import Invalid, Rung
+from ladder.engine.timed_rung import Invalid, Rung, replaced_timer
 from ladder.parity import check as parity
 from ladder.parity import reference
 from ladder.receipts import evidence

@@ -14,7 +14,7 @@ import yaml
 from ladder.core.errors import UserError
 from ladder.core.job import Job
 from ladder.core.records import read_record
-from ladder.engine import inspection, looks, sitting
+from ladder.engine import inspection, looks, visit
 from ladder.engine.looks import Look
 from ladder.engine.pool import WorkerFailure
 from ladder.machine import system
@@ -247,7 +247,7 @@ def fake(monkeypatch):
         taken.append(f"process {onlookers.index(onlooker)}")
         return read_record(Look, look(None, 50.0 + task.recipe["set_to_none"]))
 
-    monkeypatch.setattr(sitting, "open_sitting", opened)
+    monkeypatch.setattr(visit, "open_sitting", opened)
     monkeypatch.setattr(looks.Onlooker, "look", planted_look)
     taken.append(nobody)
     return taken

@@ -13,7 +13,7 @@ import yaml
 from ladder.core.errors import UserError
 from ladder.core.job import Job
 from ladder.core.records import read_record
-from ladder.engine import looks, sitting
+from ladder.engine import looks, visit
 from ladder.engine.looks import Look
 from ladder.engine.pool import WorkerFailure
 from ladder.machine import system
@@ -195,7 +195,7 @@ def fake(monkeypatch):
         fake.taken.append((task.workload["resolution"], task.workload["batch"]))
         return fake.answer(len(fake.taken), task)
 
-    monkeypatch.setattr(sitting, "open_sitting", opened)
+    monkeypatch.setattr(visit, "open_sitting", opened)
     monkeypatch.setattr(looks, "in_fresh_process", fresh)
     return fake
 

@@ -189,9 +189,9 @@ def test_a_mistake_that_is_not_in_force_is_never_timed() -> None:
             parity = {"verdict": "ok", "reason": None}
             return parity if do == "parity" else {"receipts": {"x": receipt}, "inspection": {}}
 
-    def inspected(worker: Worker, exempt: str | None) -> inspection.Found:
-        entry = inspection.Examined("x", Variant("mistakes", "why", exempt))
-        return inspection.inspect_worker(worker, lambda phase: None, entry=entry)  # type: ignore[arg-type]
+    def inspected(worker: Worker, exempt: str | None) -> dict[str, Any]:
+        variant = Variant("mistakes", "why", exempt)
+        return inspection.inspect_worker(worker, lambda phase: None, variant=variant, name="x")  # type: ignore[arg-type]
 
     judged, free = Worker(True), Worker(True)
     assert inspected(judged, None)["parity"]["verdict"] == "ok" and judged.asked == ["parity", "examine"]

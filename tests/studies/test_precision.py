@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from ladder.cli import main as cli
 from ladder.core.errors import UserError
 from ladder.core.job import Job
-from ladder.engine import loss_scales
 from ladder.engine import run as measure
+from ladder.engine import timed_rung
 from ladder.engine.pool import WorkerFailure
 from ladder.machine import system
 from ladder.results import store
@@ -136,7 +136,7 @@ def test_what_no_machine_measures_is_refused(key, change):
 def test_a_history_has_every_change_of_both_scales():
     step = small({"precision": "fp16", "loss_scale": 2.0**24, "loss_scale_interval": 4}, **LEAST)
     step.prepare()
-    found = loss_scales.follow_scales(step, 8)
+    found = timed_rung.follow_scales(step, 8)
     assert found["updates"] == {"G": 8 + 2, "D": 8 + 1} and found["steps"] == 8
     last = found["changes"][-1]
     assert last[1:] == [
@@ -144,7 +144,7 @@ def test_a_history_has_every_change_of_both_scales():
     ]  # fmt: skip
     assert found["skipped"]["G"] > 0 and len({tuple(c[1:]) for c in found["changes"]}) > 2
     with pytest.raises(ValueError, match="precision: fp16"):
-        loss_scales.follow_scales(small({}, **LEAST), 1)
+        timed_rung.follow_scales(small({}, **LEAST), 1)
 
 
 def invoke(folder, *more):

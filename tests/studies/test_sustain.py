@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from ladder.cli import main as cli
 from ladder.core.errors import UserError
-from ladder.engine import sitting
+from ladder.engine import visit
 from ladder.engine.pool import Pool
 from ladder.machine.nvml import Gpu
 from ladder.studies import frame, sustain
@@ -95,7 +95,7 @@ def test_a_rung_is_followed_by_real_workers(tmp_path, monkeypatch):
     """A clock of a quarter of a second a look: how many rows a second holds does not depend on this machine's load."""
     looks = itertools.count()
     monkeypatch.setattr(sustain, "time", SimpleNamespace(monotonic=lambda: next(looks) / 4))
-    monkeypatch.setattr(sitting, "Pool", partial(Pool, code=FAKE, torch=False))
+    monkeypatch.setattr(visit, "Pool", partial(Pool, code=FAKE, torch=False))
     workload = tmp_path / "least.yaml"
     workload.write_text(yaml.safe_dump(LEAST))
     common = ["-w", str(workload), "--device", "cpu", "--out", str(tmp_path), "--seconds", "1"]
