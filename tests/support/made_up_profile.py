@@ -12,7 +12,7 @@ from ladder.plan.catalog import load_workload
 from ladder.receipts import kernel_families
 from ladder.studies.profile import measuring, tracing
 from ladder.studies.profile.record import Memory, Step
-from ladder.studies.profile.tracing import Ran, Segment
+from ladder.studies.profile.tracing import Ran
 from stylegan_lite.config import Recipe
 
 HEAD = {"schema": 2, "kind": "profile", "commit": "a" * 40, "dirty": False, "seconds": 60.0}
@@ -34,7 +34,7 @@ def of_profile(machine: dict[str, Any], rung: str, kernels: Mapping[str, float])
         for kernel, ms in kernels.items()
     )
     total = sum(kernels.values())
-    segments = tuple(Segment((phase,), ran) for phase in ("G_main", "D_main") for _ in range(CYCLE_STEPS))
+    segments = tuple(((phase,), ran) for phase in ("G_main", "D_main") for _ in range(CYCLE_STEPS))
     labelled = tracing.label_segments({}, segments)
     step = Step(
         walls_ms=[total + 1.0],

@@ -1,8 +1,7 @@
 """What one process shows of a step: its time, a traced cycle, an eager run of each phase, and its memory.
 
-Tensors that live as long as the step are counted one by one: parameters, optimizer state, inputs and images. The
-profiler records each allocation of an eager run, and hooks when a gradient is there. The rest of what is allocated are
-activations and workspaces. Inside a graph's pool no allocation happens in a replay, so the pool is one number.
+Tensors that live as long as the step are counted one by one. The profiler records each allocation of an eager run, and
+hooks when a gradient is there; the rest are activations and workspaces. In a replay nothing is allocated.
 
 Every table has all the work: its rows sum to the same milliseconds. Both of two kernels that ran at once count, but in
 the families' own time one: that of the busier stream.
@@ -21,7 +20,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,7 +40,7 @@ from ladder.results.file import KernelFamily, KernelProfile
 from ladder.studies import batch_search
 from ladder.studies.frame import Session
 from ladder.studies.profile import record, tools, tracing
-from ladder.studies.profile.tracing import Label, Ran, Segment
+from ladder.studies.profile.tracing import Ran, Segment
 from ladder.studies.roofline import derive, floors
 from stylegan_lite import make_step
 
@@ -56,12 +55,9 @@ KNOWN = 0.9  # of a category's time: with fewer known bytes it has no rate
 Moments = Sequence[tuple[int, int]]  # (ns since 1970, bytes), in order
 
 
-class Eager(NamedTuple):
-    """The findings of the eager runs: labels and memory by phase, or why there are none."""
-
-    labels: dict[str, list[Label]]
-    timeline: dict[Any, list[record.Moment]]
-    reason: str | None = None
+Eager = tuple[
+    dict[str, list[Ran]], dict[Any, list[record.Moment]], str | None
+]  # by phase, or why there is nothing
 
 
 @contextlib.contextmanager
@@ -97,14 +93,14 @@ def profile_step(session: Session, case: record.Case) -> record.Step:
             memory = measure_memory(step)
             session.report(f"{rung}: tracing a cycle")
             tracing.run_profiled(lambda: None, device)  # the first start of a profiler takes seconds
-            traced = tracing.trace_cycle(step)
-            if not traced.segments:
+            segments, busy_ns = tracing.trace_cycle(step)
+            if not segments:
                 raise UserError("the profiler saw no kernels: CUPTI is missing or used by another program")
             if job.options.trace is not None:
                 tracing.write_trace(step, job.options.trace)
                 session.report(f"{rung}: {job.options.trace}: one step of each kind")
             session.report(f"{rung}: one eager run of each phase")
-            eager = run_eagerly(step, memory.lasting)
+            labels, timeline, reason = run_eagerly(step, memory.lasting)
             release_memory(device)
             with contextlib.suppress(torch.OutOfMemoryError):  # a yardstick alone is lost
                 copied = tracing.time_copies(device)
@@ -112,29 +108,29 @@ def profile_step(session: Session, case: record.Case) -> record.Step:
         short = f"{rung} on {job.name} does not fit into the memory of this machine"
         raise UserError(f"{short}; take a workload with a smaller batch") from None
     release_memory(device)
-    ran = tracing.label_segments(eager.labels, traced.segments)
+    ran = tracing.label_segments(labels, segments)
     on_gpu = device == "cuda"
     return record.Step(
         walls_ms=walls,
-        gpu_ms=to_ms([traced.busy_ns]),
+        gpu_ms=to_ms([busy_ns]),
         profile=list_kernels(ran),
         work=count_work(ran, job.workload, str(recipe["precision"])),
-        phases=list_phases(ran, traced.segments),
-        layers=[] if eager.reason else list_layers(ran),
-        no_layers=eager.reason,
+        phases=list_phases(ran, segments),
+        layers=[] if reason else list_layers(ran),
+        no_layers=reason,
         heaviest=list_heaviest(ran),
         passes=list_passes(ran, copied) if on_gpu else None,
-        gaps=list_gaps(traced.segments) if on_gpu else None,
-        uneven=tracing.list_uneven(traced) if on_gpu else [],
-        memory=msgspec.structs.replace(memory, timeline=eager.timeline),
+        gaps=list_gaps(segments) if on_gpu else None,
+        uneven=tracing.list_uneven(segments) if on_gpu else [],
+        memory=msgspec.structs.replace(memory, timeline=timeline),
     )
 
 
 def run_eagerly(step: Any, lasting: int) -> Eager:
-    """Run each phase once without graphs, which are gone afterwards. Where that fails, layers and memory are lost."""
+    """Return labels and memory of a run of each phase without graphs, which are gone afterwards."""
     if step.recipe.compile != "off":
-        return Eager({}, {}, COMPILED)
-    eager, on_gpu = Eager({}, {}), step.device == "cuda"
+        return {}, {}, COMPILED
+    labels, timeline, on_gpu = {}, {}, step.device == "cuda"
     kind = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
     try:
         step.graphs.clear()
@@ -152,15 +148,15 @@ def run_eagerly(step: Any, lasting: int) -> Eager:
                 profile = tracing.run_profiled(
                     run, step.device, host=True, record_shapes=True, profile_memory=True
                 )
-            eager.labels[phase] = tracing.label_events(profile, phase, step.device, launches)
+            labels[phase] = tracing.label_events(profile, phase, step.device, launches)
             events = [event for event in tracing.list_events(profile) if event.name() == tracing.MEMORY]
             changes = sorted(
                 (each.start_ns(), each.nbytes()) for each in events if each.device_type() == kind
             )
-            eager.timeline[phase] = make_timeline(changes, gradients, before, lasting)
+            timeline[phase] = make_timeline(changes, gradients, before, lasting)
     except Exception as error:
-        return Eager({}, {}, texts.make_display(f"the eager run failed: {format_error(error)}"))
-    return eager
+        return {}, {}, texts.make_display(f"the eager run failed: {format_error(error)}")
+    return labels, timeline, None
 
 
 def release_memory(device: str) -> None:
@@ -379,6 +375,12 @@ def list_layers(ran: Sequence[Ran]) -> list[record.Layer]:
 
 def list_gaps(segments: Iterable[Segment]) -> list[record.Gap]:
     """Return when nothing ran inside runs of phases, by what stood at both ends, of any stream."""
+
+    def find_kind(ran: Ran) -> record.Kind:
+        if ran.family != kernel_families.TRANSFER:
+            return "kernel"
+        return "memset" if ran.name.lower().startswith("memset") else "copy"
+
     gaps: dict[tuple[record.Kind, record.Kind], list[int]] = defaultdict(list)
     for phases, of_run in segments:
         last = of_run[0]
@@ -391,13 +393,6 @@ def list_gaps(segments: Iterable[Segment]) -> list[record.Gap]:
         median_us = round(statistics.median(each) / 1e3, 3)
         rows.append(record.Gap(*kinds, to_ms(each), round(len(each) / CYCLE_STEPS, 4), median_us))
     return sorted(rows, key=lambda row: -row.ms)
-
-
-def find_kind(ran: Ran) -> record.Kind:
-    """Return what the GPU ran: a kernel, a memset or a copy."""
-    if ran.family != kernel_families.TRANSFER:
-        return "kernel"
-    return "memset" if ran.name.lower().startswith("memset") else "copy"
 
 
 def list_heaviest(ran: Sequence[Ran]) -> list[record.Heavy]:

@@ -69,15 +69,6 @@ class Case(frame.Case):
 # --- what a file stores -----------------------------------------------------------------------------------------------
 
 
-class Replaced(Record):
-    """What fused kernels replaced, in an older file: at which rung, the ms of both, by which result."""
-
-    at: Name
-    lost_ms: Duration
-    fused_ms: Duration
-    source: Line
-
-
 class PhaseWork(Record):
     """The work of one phase, and how often it runs in a step."""
 
@@ -169,7 +160,7 @@ class Step(Record, kw_only=True):
     gpu_ms: Ms  # of the traced cycle: the union over streams; on a CPU the sum of own times
     profile: KernelProfile
     work: dict[Text, Amount] = {}  # by category: FLOPs of convolutions and matmuls, bytes of others, if known
-    replaced: dict[Text, Replaced] = {}  # by category, in an older file
+    replaced: dict[Text, Fields] = {}  # by category: what fused kernels replaced, in an older file
     phases: Annotated[list[PhaseWork], at_most(8, 1)]
     layers: Annotated[list[Layer], at_most(500)] = []
     no_layers: Line | None = None  # why there are none
@@ -231,7 +222,7 @@ class Category(Record):
     launches: float
     rate: float | None
     unit: str | None
-    replaced: Replaced | None
+    replaced: Fields | None
 
     @property
     def shown_ms(self) -> float:

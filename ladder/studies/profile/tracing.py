@@ -1,11 +1,8 @@
-"""What the profiler sees of a prepared step: a cycle cut at its phases, eager runs, memory, and a trace to open.
+"""What the profiler sees of a prepared step: a cycle cut at its phases, eager runs, and a trace to open.
 
-Between two phases the GPU is waited for, and the clock says which kernels belong to which phase. So phases are those
-of the graphs that are replayed, and GPU time does not change. A whole-step graph has no such cut: its segment is a
-step, and its kernels get their phases from an eager run, by names and order.
-
-In the eager run every layer of G and D has a range around its forward pass. Autograd gives an operator and its backward
-operator the same sequence number. So backward work finds its layer, also in a double backward.
+Between two phases the GPU is waited for, and the clock says which kernels belong to which phase. A whole-step graph has
+no such cut: its segment is a step, and its kernels get their phases from an eager run, by names and order. There every
+layer of G and D has a range around its forward pass, and backward work finds its layer by autograd's sequence numbers.
 """
 
 from __future__ import annotations
@@ -13,16 +10,17 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
+import itertools
 import math
 import re
 import statistics
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.profiler import record_function
@@ -72,9 +70,9 @@ class Ran:
     """
 
     name: str
-    family: str
-    begin: int
-    ns: int
+    family: str = ""
+    begin: int = 0
+    ns: int = 0
     beside_ns: int = 0
     phase: str = BETWEEN
     layer: str = OUTSIDE
@@ -82,36 +80,14 @@ class Ran:
     moved: int | None = None
 
 
-class Label(NamedTuple):
-    """A kernel or operator of an eager run with its phase and layer, and its bytes if known."""
-
-    name: str
-    phase: str
-    layer: str
-    backward: bool
-    moved: int | None
-
-
-class Segment(NamedTuple):
-    """A run of a phase, or of a whole step, with all that ran in it in order. Without phases: between two of them."""
-
-    phases: tuple[str, ...]
-    ran: tuple[Ran, ...]
-
-
-class Traced(NamedTuple):
-    """The segments of a cycle, and the time in which anything ran: the union over all streams. Nanoseconds."""
-
-    segments: tuple[Segment, ...]
-    busy_ns: int
-
-
+# A run of a phase, or of a whole step, with all that ran in it in order. Without phases: between two of them.
+Segment = tuple[tuple[str, ...], Sequence[Ran]]
 Mark = tuple[tuple[str, ...], int]  # phases, and when they had ended: ns since 1970
 Size = tuple[str, int]  # a launch of a kernel of ours, and the bytes of the tensors that it is given
 
 
-def trace_cycle(step: Any) -> Traced:
-    """Return a traced cycle of a prepared `TrainingStep`."""
+def trace_cycle(step: Any) -> tuple[list[Segment], int]:
+    """Return the segments of a cycle of a prepared step, and the ns in which anything ran (`cut_events`)."""
     marks: list[Mark] = []
 
     def cycle() -> None:
@@ -198,8 +174,11 @@ def is_range(event: Any) -> bool:
     return hasattr(event, "is_user_annotation") and bool(event.is_user_annotation())
 
 
-def cut_events(events: Iterable[Event], marks: Sequence[Mark], device: str) -> Traced:
-    """Return the segments that marks cut events into. The last segment has all that begins later."""
+def cut_events(events: Iterable[Event], marks: Sequence[Mark], device: str) -> tuple[list[Segment], int]:
+    """Return the segments that marks cut events into, and the union of all events in ns.
+
+    The last segment has all that begins later. A CPU's operators never overlap.
+    """
     if device == "cuda":
         kernels = [e for e in events if e[1] and not e[0].startswith(kernel_families.WAITING)]
         owns = traces.count_once([e[2:] for e in kernels])
@@ -215,15 +194,17 @@ def cut_events(events: Iterable[Event], marks: Sequence[Mark], device: str) -> T
     for each in sorted(ran, key=lambda r: r.begin):
         place = bisect.bisect_right(marks, each.begin, key=lambda mark: mark[1])
         parts[min(place, len(parts) - 1)].append(each)
-    segments = (Segment(label, tuple(inside)) for (label, _), inside in zip(marks, parts, strict=True))
-    return Traced(tuple(each for each in segments if each.ran), busy)
+    segments: list[Segment] = [
+        (phases, inside) for (phases, _), inside in zip(marks, parts, strict=True) if inside
+    ]
+    return segments, busy
 
 
-def list_uneven(traced: Traced) -> list[str]:
+def list_uneven(segments: Iterable[Segment]) -> list[str]:
     """Return the phases whose runs launched different numbers of kernels: the clock cut them wrongly."""
-    counts: dict[tuple[str, ...], set[int]] = {}
-    for segment in traced.segments:
-        counts.setdefault(segment.phases, set()).add(len(segment.ran))
+    counts: dict[tuple[str, ...], set[int]] = defaultdict(set)
+    for phases, ran in segments:
+        counts[phases].add(len(ran))
     return ["+".join(phases) for phases, numbers in counts.items() if phases and len(numbers) > 1]
 
 
@@ -243,14 +224,12 @@ def take_own_times(operators: Iterable[Event]) -> list[Ran]:
     return own
 
 
-def label_events(profile: Any, phase: str, device: str, launches: Sequence[Size] = ()) -> list[Label]:
+def label_events(profile: Any, phase: str, device: str, launches: Sequence[Size] = ()) -> list[Ran]:
     """Return the kernels of a profiled eager run in order, each with its layer; on a CPU its operators.
 
     A kernel belongs to the operator that launched it. Without one it belongs where its launch was: to the host's event,
     in any thread, that began last, since the main thread waits while a backward pass runs in a thread of its own.
-
-    Args:
-        launches: (kernel, bytes) of ours, of `note_launches`.
+    `launches` are those of `note_launches`.
     """
     kernels, hosts, calls = [], [], {}
     for event in sorted(list_events(profile), key=lambda each: (each.start_ns(), -each.duration_ns())):
@@ -267,7 +246,11 @@ def label_events(profile: Any, phase: str, device: str, launches: Sequence[Size]
     operators = {each.correlation_id(): at for at, each in enumerate(hosts) if not is_range(each)}
     if device == "cpu":
         pairs = zip(hosts, places, strict=True)
-        return [Label(each.name(), phase, *place, None) for each, place in pairs if not is_range(each)]
+        return [
+            Ran(each.name(), phase=phase, layer=layer, backward=backward)
+            for each, (layer, backward) in pairs
+            if not is_range(each)
+        ]
     labels, starts = [], [each.start_ns() for each in hosts]
     counted: set[int] = set()  # operators whose bytes one of their kernels has
     sizes = match_launches([each.name() for each in kernels], launches)
@@ -289,7 +272,7 @@ def label_events(profile: Any, phase: str, device: str, launches: Sequence[Size]
         else:  # our optimizers belong to no layer
             category = categories.name_category(kernel_families.name_family(name))
             place = (OUTSIDE if category == categories.OPTIMIZER else UNKNOWN), False
-        labels.append(Label(name, phase, *place, moved))
+        labels.append(Ran(name, phase=phase, layer=place[0], backward=place[1], moved=moved))
     return labels
 
 
@@ -320,25 +303,18 @@ def match_names(before: Sequence[str], after: Sequence[str]) -> list[int | None]
     A name that ran equally often in both is matched in order. Streams may change the order of different names, not of
     one name. Another name is matched between two neighbours that are matched.
     """
-    places: tuple[dict[str, list[int]], dict[str, list[int]]] = (defaultdict(list), defaultdict(list))
-    for at, names in zip(places, (before, after), strict=True):
-        for index, name in enumerate(names):
-            at[_unify_name(name)].append(index)
-    matches: list[int | None] = [None] * len(after)
-    for name, inside in places[1].items():
-        if len(inside) == len(places[0].get(name, ())):
-            for a, b in zip(places[0][name], inside, strict=True):
-                matches[b] = a
-    following, end = [len(before)] * len(after), len(before)  # the next place that is matched, or the end
-    for b in range(len(after) - 1, -1, -1):
-        following[b] = end
-        end = end if (a_ := matches[b]) is None else a_
+    before, after = [*map(_unify_name, before)], [*map(_unify_name, after)]
+    places: dict[str, list[int]] = defaultdict(list)
+    for place, name in enumerate(before):
+        places[name].append(place)
+    alike = {name: iter(places[name]) for name, n in Counter(after).items() if len(places[name]) == n}
+    matches = [next(alike[name]) if name in alike else None for name in after]
     last = -1
-    for b, name in enumerate(after):
-        if matches[b] is None:
-            candidates = places[0].get(_unify_name(name), ())
-            matches[b] = next((a for a in candidates if last < a < following[b]), None)
-        last = max(last, -1 if (a_ := matches[b]) is None else a_)
+    for at, name in enumerate(after):
+        if matches[at] is None:
+            end = next((place for place in matches[at + 1 :] if place is not None), len(before))
+            matches[at] = next((place for place in places[name] if last < place < end), None)
+        last = max(last, -1 if (place := matches[at]) is None else place)
     return matches
 
 
@@ -351,7 +327,7 @@ def _unify_name(name: str) -> str:
     return "memset" if name == FILL else match[1].lower() if match else name
 
 
-def label_segments(eager: Mapping[str, list[Label]], segments: Iterable[Segment]) -> list[Ran]:
+def label_segments(eager: Mapping[str, list[Ran]], segments: Iterable[Segment]) -> list[Ran]:
     """Return all that ran, with layers; in a whole step also the phases come from the eager runs."""
     labelled: list[Ran] = []
     matched: dict[Any, list[int | None]] = {}
@@ -363,10 +339,11 @@ def label_segments(eager: Mapping[str, list[Label]], segments: Iterable[Segment]
         names = tuple(each.name for each in ran)
         if (phases, names) not in matched:
             matched[phases, names] = match_names([each.name for each in expected], names)
-        unknown = Label("", phases[0] if len(phases) == 1 else UNKNOWN, UNKNOWN, False, None)
+        unknown = Ran("", phase=phases[0] if len(phases) == 1 else UNKNOWN, layer=UNKNOWN)
         for each, at in zip(ran, matched[phases, names], strict=True):
             label = unknown if at is None else expected[at]
-            labelled.append(replace(each, **(label._asdict() | {"name": each.name})))
+            phase, layer, backward = label.phase, label.layer, label.backward
+            labelled.append(replace(each, phase=phase, layer=layer, backward=backward, moved=label.moved))
     return labelled
 
 
@@ -375,27 +352,27 @@ def count_moved(name: str, shapes: Sequence[Any], dtypes: Sequence[str]) -> int 
 
     A tensor that is broadcast counts as it is given. A result counts with the shape that its inputs give together.
     """
-    family = kernel_families.find_operator_family(name)
-    if family not in (kernel_families.ELEMENTWISE, kernel_families.COPY, kernel_families.REDUCTION):
-        return None
+    family, bare = kernel_families.find_operator_family(name), name.removeprefix("aten::")
     tensors = [(shape, SIZES[kind]) for shape, kind in zip(shapes, dtypes, strict=False) if kind in SIZES]
     tensors = [(shape, size) for shape, size in tensors if all(isinstance(n, int) for n in shape)]
+    if family not in (kernel_families.ELEMENTWISE, kernel_families.COPY, kernel_families.REDUCTION):
+        return None
     if not tensors or not tensors[0][0]:
         return None
     read = sum(math.prod(shape) * size for shape, size in tensors)
-    bare = name.removeprefix("aten::")
     if bare in ONLY_READ or family == kernel_families.REDUCTION:
         return read
     if family == kernel_families.COPY:
         return None  # a list of tensors, or an operator whose copy_ counts
-    longest = max(len(shape) for shape, _ in tensors)
-    padded = [[1] * (longest - len(shape)) + list(shape) for shape, _ in tensors]
-    result = math.prod(max(sizes) for sizes in zip(*padded, strict=True))
+    sides = itertools.zip_longest(
+        *(reversed(shape) for shape, _ in tensors), fillvalue=1
+    )  # as broadcasting aligns them
+    result = math.prod(map(max, sides))
     return read + result * max(size for _, size in tensors)
 
 
 def match_launches(kernels: Sequence[str], launches: Sequence[Size]) -> list[int | None]:
-    """Return the bytes of each kernel of a trace, by the launches that were noted; None where they are unknown.
+    """Return the bytes of each kernel of a trace, None where they are unknown.
 
     The launches of a name are matched in order, if as many were noted as ran.
     """

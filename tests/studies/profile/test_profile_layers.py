@@ -43,7 +43,7 @@ def kernel(name: str, begin: int, linked: int, **more: Any) -> Any:
     return event(name, "kernel", begin, begin + 5, linked_correlation_id=linked, **more)
 
 
-def label(events: list[Any], device: str = "cuda", launches: Any = ()) -> list[tracing.Label]:
+def label(events: list[Any], device: str = "cuda", launches: Any = ()) -> list[tracing.Ran]:
     results = SimpleNamespace(events=lambda: events)
     profile = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))
     return tracing.label_events(profile, "G_main", device, launches)
@@ -152,23 +152,15 @@ def test_layers_of_compiled_code_get_no_hooks(mode: str, hooks: bool) -> None:
 
 def test_layers_that_cannot_be_recorded_leave_the_rest() -> None:
     compiled = SimpleNamespace(recipe=SimpleNamespace(compile="default"))
-    assert measuring.run_eagerly(compiled, 0).reason == measuring.COMPILED
+    assert measuring.run_eagerly(compiled, 0)[-1] == measuring.COMPILED
     broken = SimpleNamespace(recipe=SimpleNamespace(compile="off"), graphs={}, held={}, device="cpu")
-    assert "the eager run failed" in (measuring.run_eagerly(broken, 0).reason or "")
+    assert "the eager run failed" in (measuring.run_eagerly(broken, 0)[-1] or "")
 
 
 def test_a_timeline_tells_gradients_from_the_rest() -> None:
     changes = [(0, 100), (1_000_000, 300), (2_000_000, 50), (3_000_000, -300), (4_000_000, -100)]
     found = measuring.make_timeline(changes, [(-5, 0), (1_500_000, 50)], before=1000, lasting=1000)
-    assert [each.at_ms for each in found] == [
-        0,
-        0,
-        1,
-        2,
-        3,
-        4,
-        4,
-    ]  # the beginning and the end stand for themselves
+    assert [each.at_ms for each in found] == [0, 0, 1, 2, 3, 4, 4]  # its beginning and its end twice
     assert [each.activations for each in found] == [0, 100, 400, 400, 100, 0, 0]
     assert [each.gradients for each in found] == [0, 0, 0, 50, 50, 50, 50]
     assert measuring.make_timeline([], [], 0, 0) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,21 +11,19 @@ import pytest
 from ladder.core.protocol import CYCLE_STEPS
 from ladder.receipts import categories, kernel_families
 from ladder.studies.profile import measuring, record, study, tracing
-from ladder.studies.profile.tracing import Label, Ran, Segment, Traced
+from ladder.studies.profile.tracing import Ran
 from stylegan_lite.config import Workload
 from tests.support.small import LEAST
 
 US = 1000
 CONV = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc"
+MUL = "void at::native::vectorized_elementwise_kernel<4, at::native::MulFunctor<float>>(int)"
 COPY = "Memcpy HtoD (Pinned -> Device)"
 FUSED = "fused: activation and bias"
 PLANTED = {  # name -> (category, us of a launch)
     CONV: ("convolution", 400.0),
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64": ("matmul", 90.0),
-    "void at::native::vectorized_elementwise_kernel<4, at::native::MulFunctor<float>>(int)": (
-        "elementwise",
-        25.0,
-    ),
+    MUL: ("elementwise", 25.0),
     COPY: ("copies", 60.0),
     "bias_act_kernel": (FUSED, 33.0),
     "modulate_kernel": ("normalization and modulation", 12.0),
@@ -38,41 +35,38 @@ FIELDS = Workload.from_dict(LEAST).to_dict() | {"data": None}
 COPIED = [(1 << 20, 2 * US), (1 << 24, 16 * US)]  # (bytes, ns) of copies
 
 
-def make_ran(name: str, us: float, at_us: float = 0) -> Ran:
-    return Ran(name, kernel_families.name_family(name), int(at_us * US), int(us * US))
+def make_ran(name: str, us: float, at_us: float = 0, **more: Any) -> Ran:
+    return Ran(name, kernel_families.name_family(name), int(at_us * US), int(us * US), **more)
 
 
-def make_label(name: str, layer: str, phase: str = "G_main", backward: bool = False) -> Label:
-    return Label(name, phase, layer, backward, None)
-
-
-def list_events(names: Sequence[str], begin: int) -> list[kernel_families.Event]:
-    """Kernels of these names, one after the other from a moment on, with gaps between them."""
-    events, at = [], begin
-    for name in names:
-        length = int(PLANTED[name][1] * US)
-        events.append((name, True, 7, at, at + length))
-        at += length + 2 * US
-    return events
+def cut(
+    kernels: list[tuple[str, int, int, int]], phases: tuple[str, ...] = ("G_main",)
+) -> tuple[list[Any], int]:
+    """Return one segment of kernels (name, stream, begin us, end us), and the ns in which any ran."""
+    events = [(name, True, stream, begin * US, end * US) for name, stream, begin, end in kernels]
+    return tracing.cut_events(events, [(phases, 10**12)], "cuda")
 
 
 @pytest.fixture(scope="module")
-def traced() -> Traced:
+def traced() -> tuple[list[Any], int]:
     """A cycle in which G_main runs every planted kernel and D_main the convolution twice, with its marks."""
     events: list[Any] = [("cudaGraphLaunch", False, 0, 0, 10), ("Event Sync", True, 7, 0, 10**9)]
     marks: list[tuple[tuple[str, ...], int]] = []
     for index in range(CYCLE_STEPS):
         begin = 10_000 * US * (index + 1)
-        events += list_events([COPY], begin)
-        events += list_events([name for name in PLANTED if name != COPY], begin + 1000 * US)
-        events += list_events([CONV, CONV], begin + 4000 * US)
+        parts = ((0, [COPY]), (1000, [name for name in PLANTED if name != COPY]), (4000, [CONV, CONV]))
+        for at_us, names in parts:
+            at = begin + at_us * US
+            for name in names:
+                events.append((name, True, 7, at, at + int(PLANTED[name][1] * US)))
+                at = events[-1][-1] + 2 * US
         marks += [((), begin + 900 * US), (("G_main",), begin + 3900 * US), (("D_main",), begin + 8000 * US)]
     return tracing.cut_events(events, marks, "cuda")
 
 
 @pytest.fixture(scope="module")
-def unlabelled(traced: Traced) -> list[Ran]:
-    return tracing.label_segments({}, traced.segments)
+def unlabelled(traced: tuple[list[Any], int]) -> list[Ran]:
+    return tracing.label_segments({}, traced[0])
 
 
 def derive_categories(ran: list[Ran], work: dict[str, float] | None = None) -> list[record.Category]:
@@ -80,7 +74,7 @@ def derive_categories(ran: list[Ran], work: dict[str, float] | None = None) -> l
     return record.derive_categories(step)  # type: ignore[arg-type]
 
 
-def test_each_planted_kernel_shows_in_its_category(traced: Traced, unlabelled: list[Ran]) -> None:
+def test_each_planted_kernel_shows_in_its_category(traced: Any, unlabelled: list[Ran]) -> None:
     rows = {row.name: row for row in derive_categories(unlabelled)}
     assert rows.keys() == {category for category, _ in PLANTED.values()}
     for name, (category, us) in PLANTED.items():
@@ -88,30 +82,27 @@ def test_each_planted_kernel_shows_in_its_category(traced: Traced, unlabelled: l
         assert 1000 * rows[category].ms == pytest.approx(us * times) and rows[category].launches == times
     assert sum(row.share for row in rows.values()) == pytest.approx(1, abs=1e-4)
     total = sum(us for _, us in PLANTED.values()) + 2 * PLANTED[CONV][1]
-    assert traced.busy_ns == int(total * US) * CYCLE_STEPS  # no two ran at once
+    assert traced[1] == int(total * US) * CYCLE_STEPS  # no two ran at once
     article = {row.name: row for row in record.compare_with_article(list(rows.values()))}
     nonlinear = rows["elementwise"].share + rows[FUSED].share
     assert article["nonlinearities"].share == pytest.approx(nonlinear, abs=1e-4)
-    assert (article["convolutions"].low, article["convolutions"].high) == (0.35, 0.40)
 
 
 def test_every_instant_belongs_to_one_category_so_their_sum_is_gpu_time() -> None:
     """An instant of two streams belongs to the busier one, and rates are of all milliseconds."""
-    planted = [(CONV, 7, 0, 4000), ("a_gemm", 8, 3000, 6000), (COPY, 9, 5000, 5500)]
-    events = [(name, True, stream, begin * US, end * US) for name, stream, begin, end in planted]
-    traced = tracing.cut_events(events, [(("G_main",), 10**12)], "cuda")
-    rows = derive_categories(tracing.label_segments({}, traced.segments))
+    segments, busy_ns = cut([(CONV, 7, 0, 4000), ("a_gemm", 8, 3000, 6000), (COPY, 9, 5000, 5500)])
+    rows = derive_categories(tracing.label_segments({}, segments))
     us = {row.name: (16_000 * row.ms, 16_000 * row.shown_ms) for row in rows}
     assert us == {
         categories.CONVOLUTION: pytest.approx((4000, 4000)),
         categories.MATMUL: pytest.approx((3000, 2000)),
         categories.COPIES: pytest.approx((500, 0)),
     }
-    assert traced.busy_ns == 6000 * US and [row.share for row in rows] == [0.66667, 0.33333, 0.0]
+    assert busy_ns == 6000 * US and [row.share for row in rows] == [0.66667, 0.33333, 0.0]
 
 
-def test_phases_are_cut_by_the_clock_and_sum_to_all_work(traced: Traced, unlabelled: list[Ran]) -> None:
-    rows = {row.name: row for row in measuring.list_phases(unlabelled, traced.segments)}
+def test_phases_are_cut_by_the_clock_and_sum_to_all_work(traced: Any, unlabelled: list[Ran]) -> None:
+    rows = {row.name: row for row in measuring.list_phases(unlabelled, traced[0])}
     assert list(rows) == ["G_main", "D_main", "between phases"]
     assert 1000 * rows["D_main"].ms == pytest.approx(800) and rows["D_main"].runs == 1
     assert 1000 * rows["between phases"].ms == pytest.approx(60) and rows["between phases"].runs is None
@@ -123,12 +114,11 @@ def test_gaps_are_told_by_what_stands_at_their_ends() -> None:
     """A second stream's long kernel fills a gap of the first, and between two runs of phases nothing is told."""
     timeline = [("a", 0, 100), ("Memset (Device)", 104, 2), ("b", 110, 50), ("side", 150, 60), ("c", 165, 5)]
     timeline += [("Memcpy DtoD (Device -> Device)", 212, 8), ("d", 221, 9)]
-
-    def segment(phases: tuple[str, ...], begin: int) -> Segment:
-        return Segment(phases, tuple(make_ran(name, us, begin + at) for name, at, us in timeline))
-
-    parts = [segment(("G_main",), 5000 * k) for k in range(CYCLE_STEPS)] + [segment((), 200_000)]
-    gaps = measuring.list_gaps(parts)
+    begins = [(("G_main",), 5000 * k) for k in range(CYCLE_STEPS)] + [((), 200_000)]
+    segments = [
+        (phases, [make_ran(name, us, begin + at) for name, at, us in timeline]) for phases, begin in begins
+    ]
+    gaps = measuring.list_gaps(segments)
     assert {(row.before, row.after): (row.ms, row.number, row.median_us) for row in gaps} == {
         ("kernel", "memset"): (0.004, 1, 4),
         ("memset", "kernel"): (0.004, 1, 4),
@@ -138,9 +128,8 @@ def test_gaps_are_told_by_what_stands_at_their_ends() -> None:
 
 
 def test_a_profile_names_the_heaviest_kernels_and_sums_the_rest() -> None:
-    many = [(f"gemm_{n}", True, 7, 10 * n, 10 * n + 5) for n in range(50)]
-    traced = tracing.cut_events(many, [(("G_main",), 10**6)], "cuda")
-    kernels = measuring.list_kernels(tracing.label_segments({}, traced.segments)).kernels
+    segments, _ = cut([(f"gemm_{n}", 7, 10 * n, 10 * n + 5) for n in range(50)])
+    kernels = measuring.list_kernels(tracing.label_segments({}, segments)).kernels
     assert len(kernels) == 41 and kernels[-1].name == "10 other kernels"
 
 
@@ -157,9 +146,9 @@ def test_the_heaviest_kernels_have_the_phase_with_most_of_them(unlabelled: list[
 
 def test_a_heavy_kernel_of_several_functions_is_found_by_what_they_share() -> None:
     names = [f"{CONV}_tilesize128x128x64_g1_{end}" for end in ("k_on_kernel", "k_off_kernel")]
-    events = [(name, True, 7, 10 * n, 10 * n + 5) for n, name in enumerate(names)]
-    whole = tracing.cut_events(events, [(("G_main", "D_main"), 1000)], "cuda")  # a whole step, without layers
-    (row,) = measuring.list_heaviest(tracing.label_segments({}, whole.segments))
+    both = ("G_main", "D_main")  # a whole step, without layers
+    segments, _ = cut([(name, 7, 10 * n, 10 * n + 5) for n, name in enumerate(names)], both)
+    (row,) = measuring.list_heaviest(tracing.label_segments({}, segments))
     assert row.kernel == "sm90_xmma_fprop_bf16_nhwc_128x128x64" and row.phase == "unknown"
     assert row.function == f"{CONV}_tilesize128x128x64_g1_k_o"[:96]
 
@@ -209,18 +198,16 @@ def test_a_cycle_is_marked_at_its_phases_or_at_its_whole_steps(
 
 
 def test_runs_of_a_phase_that_differ_in_their_kernels_are_told() -> None:
-    ran = tuple(make_ran(f"k{n}", 5) for n in range(3))
+    ran = [make_ran(f"k{n}", 5) for n in range(3)]
     parts = (("G_main", 3), ("", 1), ("G_main", 3), ("", 3), ("D_main", 2))
-    segments = [Segment((phase,) if phase else (), ran[:number]) for phase, number in parts]
-    assert tracing.list_uneven(Traced(tuple(segments), 9)) == []
-    assert tracing.list_uneven(Traced((*segments, Segment(("D_main",), ran)), 9)) == ["D_main"]
+    segments = [((phase,) if phase else (), ran[:number]) for phase, number in parts]
+    assert tracing.list_uneven(segments) == []
+    assert tracing.list_uneven([*segments, (("D_main",), ran)]) == ["D_main"]
 
 
 # --- layers carried to a replay ------------------------------------------------------------------------------------
 
-EAGER = [
-    make_label(name, layer) for name, layer in (("a", "1"), ("b", "1"), ("a", "2"), ("c", "2"), ("a", "3"))
-]
+EAGER = [Ran(name, phase="G_main", layer=layer) for name, layer in zip("abaca", "11223", strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +226,7 @@ EAGER = [
 def test_kernels_of_a_replay_have_the_layers_of_the_eager_run(
     replayed: str, layers: list[str | None]
 ) -> None:
-    segment = Segment(("G_main",), tuple(make_ran(name, 5, 10 * n) for n, name in enumerate(replayed)))
+    segment = ("G_main",), [make_ran(name, 5, 10 * n) for n, name in enumerate(replayed)]
     ran = tracing.label_segments({"G_main": EAGER}, [segment])
     assert [None if each.layer == "unknown" else each.layer for each in ran] == layers
 
@@ -257,12 +244,14 @@ def test_names_are_never_matched_across_a_neighbour_and_graphs_replay_fills_as_k
 
 
 def test_layers_and_phases_of_a_whole_step_come_from_the_eager_runs() -> None:
+    g_main, d_main = ({"phase": phase, "layer": f"{phase[0]} conv"} for phase in ("G_main", "D_main"))
     eager = {
-        "G_main": [make_label("a", "G conv"), make_label("b", "G conv", backward=True)],
-        "D_main": [make_label("a", "D conv", "D_main"), make_label("c", "D conv", "D_main")],
+        "G_main": [Ran("a", **g_main), Ran("b", backward=True, **g_main)],
+        "D_main": [Ran("a", **d_main), Ran("c", **d_main)],
     }
-    ran = tuple(make_ran(name, 5, 10 * n) for n, name in enumerate("abacx"))
-    steps = [Segment(("G_main", "D_main"), ran)] * CYCLE_STEPS
+    steps = [
+        (("G_main", "D_main"), [make_ran(name, 5, 10 * n) for n, name in enumerate("abacx")])
+    ] * CYCLE_STEPS
     labelled = tracing.label_segments(eager, steps)
     phases = {row.name: row.launches for row in measuring.list_phases(labelled, steps)}
     assert phases == {"G_main": 2, "D_main": 2, "unknown": 1}
@@ -271,13 +260,12 @@ def test_layers_and_phases_of_a_whole_step_come_from_the_eager_runs() -> None:
     assert rows[0].backward_ms == pytest.approx(rows[0].ms / 2, abs=1e-5)
 
 
-def test_a_layer_has_the_milliseconds_of_its_planted_kernels(traced: Traced) -> None:
+def test_a_layer_has_the_milliseconds_of_its_planted_kernels(traced: Any) -> None:
     eager = {
-        "G_main": [make_label(name, f"layer of {PLANTED[name][0]}") for name in PLANTED if name != COPY],
-        "D_main": [make_label(CONV, "first", "D_main"), make_label(CONV, "second", "D_main")],
+        "G_main": [Ran(name, layer=f"layer of {PLANTED[name][0]}") for name in PLANTED if name != COPY],
+        "D_main": [Ran(CONV, layer="first"), Ran(CONV, layer="second")],
     }
-    rows = measuring.list_layers(tracing.label_segments(eager, traced.segments))
-    us = {row.name: 1000 * row.ms for row in rows}
+    us = {row.name: 1000 * row.ms for row in measuring.list_layers(tracing.label_segments(eager, traced[0]))}
     expected = {f"layer of {category}": us for name, (category, us) in PLANTED.items() if name != COPY}
     expected |= {"first": 400, "second": 400, tracing.OUTSIDE: 60}  # the copy between the phases
     assert us == pytest.approx(expected)
