@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from ladder.core.plain import Fields
+from ladder.core.plain import Fields, Plain
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Job:
     name: str  # of the workload
     workload: Fields
     source: str | None
-    machine: dict[str, Any]
+    machine: Plain
     options: Any
     out: Path
     resume: Path | None = None
@@ -31,48 +31,14 @@ class Job:
     quiet: bool = False
 
 
-class Planned(Protocol):
-    """One rung to measure, as `ladder.plan.catalog.plan_climb` gives it: a recipe, or one line why it is skipped."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def recipe(self) -> Fields | None: ...
-
-    @property
-    def skipped(self) -> str | None: ...
-
-    @property
-    def article_ms(self) -> float | None: ...
-
-    @property
-    def variant(self) -> Any:  # `ladder.plan.variants.Variant`
-        ...
-
-
-class Ladder(Protocol):
-    """The part of a ladder that a run must know."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def digest(self) -> str | None: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
     """The options of a job of `ladder run`: which rungs, and how they are measured.
 
     Attributes:
-        planned: the rungs of the ladder, or the entries of a mode, each with a recipe or why it is skipped.
+        ladder: the part of `ladder.plan.catalog.Ladder` that a run must know: name, title and digest.
+        planned: the rungs of the ladder, or the entries of a mode (`ladder.plan.catalog.Planned`), each with a recipe
+            or why it is skipped.
         rounds: generations; by default 3 to 12 as far as the minutes allow (`ladder.stats.rounds_budget`).
         cycles: timed in each process; by default two.
         quick: one timed cycle a process and no second twin. The result is not to be quoted.
@@ -84,15 +50,15 @@ class RunPlan:
         timeouts: seconds of silence after which a worker is given up, by its answer.
     """
 
-    ladder: Ladder
-    planned: Sequence[Planned]
+    ladder: Any
+    planned: Sequence[Any]
     mode: str = "cumulative"
     rounds: int | None = None
     cycles: int | None = None
     seed: int = 0
     quick: bool = False
     gpu_memory_gb: float | None = None
-    images: dict[str, Any] | None = None
+    images: Any = None
     code: Path | None = None
     inspect: bool = True
     torch: bool = True

@@ -12,7 +12,6 @@ from typing import Any
 
 from ladder.core import files, git, text
 from ladder.core.errors import UserError
-from ladder.core.job import Planned
 from ladder.plan import catalog, modes, needs
 from ladder.report import advising, chart, checks, gpus, tables
 from ladder.results import loading, ranking, sources
@@ -200,7 +199,7 @@ def is_whole(result: Result) -> bool:
     return not planned or [rung.name for rung in result.rungs] == [rung.name for rung in planned]
 
 
-def _plan_ladder(result: Result) -> Sequence[Planned]:
+def _plan_ladder(result: Result) -> Sequence[catalog.Planned]:
     """Return the plan of the whole ladder of a run, in its mode, as of today; empty for a user's own ladder.
 
     A rung that the workload cannot have is no part of the recipes.
@@ -216,5 +215,7 @@ def _plan_ladder(result: Result) -> Sequence[Planned]:
 
 
 @functools.cache
-def _plan(ladder: str, mode: str, possible: tuple[tuple[str, str | None], ...]) -> tuple[Planned, ...]:
+def _plan(
+    ladder: str, mode: str, possible: tuple[tuple[str, str | None], ...]
+) -> tuple[catalog.Planned, ...]:
     return tuple(modes.plan_run(mode, catalog.load_ladder(ladder), dict(possible)))

@@ -111,13 +111,3 @@ def is_known(*headers: Header) -> bool:
 def is_same(first: Header, other: Header) -> bool:
     """Return whether the two measured the same code, as far as they say."""
     return (is_known(first, other) or first.dirty == other.dirty) and not list_differences(first, other)
-
-
-def find_contradiction(header: Header) -> str | None:
-    """Return what is wrong with the commits that a result names, in one line, or None."""
-    commits = header.commits
-    if not commits:
-        return None
-    if len(set(commits)) < len(commits) or header.commit not in (None, *commits):
-        return "commits: not several, the result's own among them"
-    return None if is_known(header) else f"commits: several, and no {KEY} says that they are the same"

@@ -18,7 +18,7 @@ from typing import Any
 from ladder.core import files, text
 from ladder.core.errors import UserError
 from ladder.core.records import describe_value, locate_problem, read_record
-from ladder.results import code_digest, fields, identity, plausible, sources, store
+from ladder.results import code_digest, identity, plausible, sources, store
 from ladder.results.file import OUT, SCHEMA, Header
 from ladder.results.run import Result, Run, Rung, Twin
 
@@ -47,9 +47,7 @@ def show_path(path: Path | str) -> str:
 
 def why(error: Exception) -> str:
     """Return the reason of an error while reading, in one line."""
-    if (
-        isinstance(error, OSError) and error.errno == errno.ELOOP
-    ):  # O_NOFOLLOW: "too many levels of symbolic links"
+    if isinstance(error, OSError) and error.errno == errno.ELOOP:  # from O_NOFOLLOW
         return "a symbolic link, which is not followed: name the file itself"
     return printable(getattr(error, "strerror", None) or str(error))
 
@@ -124,16 +122,18 @@ def read_run(data: Any) -> Run:
 
 def find_header_problem(header: Header) -> str | None:
     """Return why the header of a file cannot be genuine, in one line, or None."""
-    machine = header.machine
+    machine, commits = header.machine, header.commits
     hardware = machine.gpu if machine.device == "cuda" else machine.cpu
     if hardware is None or machine.name != text.make_slug(hardware):
         return f"machine.name: {machine.name!r} is not made from its hardware, {describe_value(hardware)}"
     tomorrow = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=1)
     if header.started[:19] > tomorrow.isoformat()[:19]:
         return f"started: {header.started} lies in the future"
-    if header.workload is None:
-        return None
-    return fields.find_workload_problem(header.workload) or identity.misnamed(header.workload)
+    if commits and (len({*commits}) < len(commits) or header.commit not in (None, *commits)):
+        return "commits: not several, the result's own among them"
+    if commits and not code_digest.is_known(header):
+        return f"commits: several, and no {code_digest.KEY} says that they are the same"
+    return None if header.workload is None else identity.find_workload_problem(header.workload)
 
 
 def find_problem(run: Run) -> str | None:
@@ -143,7 +143,7 @@ def find_problem(run: Run) -> str | None:
         return "rungs: not those of ladder.rungs, each once and in that order"
     if any(twin.of not in names for twin in run.twins) or len(set(twins)) < len(twins):
         return "twins: not each once, of a rung"
-    if problem := find_header_problem(run) or code_digest.find_contradiction(run) or identity.misordered(run):
+    if problem := find_header_problem(run) or identity.misordered(run):
         return problem
     floors = plausible.floors_of(run)
     for part in sources.records(run):
@@ -156,20 +156,17 @@ def find_problem(run: Run) -> str | None:
 
 def _find_part_problem(part: Rung | Twin, least: plausible.Floor) -> str | None:
     """Return what cannot be in a rung or twin, in one line, or None."""
-    place = f"rung {part.name}"
-    problem = fields.find_recipe_problem(part.recipe, f"{place}.recipe")
-    if problem := problem or fields.find_settings_problem(part.settings, f"{place}.settings"):
-        return problem
-    if part.status == "ok" and not part.rounds:
-        return f'{place}: status "ok" without a round'
-    numbers = [each.round for each in part.rounds]
-    if len(set(numbers)) < len(numbers):
-        return f"{place}: a round is there twice"
+    place, problem = f"rung {part.name}", None
+    fields = identity.find_recipe_problem(part.recipe, f"{place}.recipe")
+    if fields := fields or identity.find_settings_problem(part.settings, f"{place}.settings"):
+        return fields
+    if part.status == "ok":
+        problem = plausible.too_fast(part, least) if part.rounds else 'status "ok" without a round'
+    if len({each.round for each in part.rounds}) < len(part.rounds):
+        problem = "a round is there twice"
     for each in part.rounds:
         if not each.samples_ms:
-            return f"{place}: a round without samples"
+            problem = "a round without samples"
         if any(len(beside) != len(each.samples_ms) for beside in (each.passes, each.event_ms) if beside):
-            return f"{place}: passes or events that are not those of its samples"
-    if part.status == "ok" and (problem := plausible.too_fast(part, least)):
-        return f"{place}: {problem}"
-    return None
+            problem = "passes or events that are not those of its samples"
+    return problem and f"{place}: {problem}"

@@ -19,27 +19,22 @@ HOSTS = "merged: not publishable: runs of several hosts, and what waits for the 
 
 def publishable(result: Result) -> list[str]:
     """Return the reasons why a result is not publishable, a line each; none if it is."""
-    found = []
-    if result.protocol.quick:
-        found.append(QUICK)
-    if result.protocol.gpu_memory_limit_gb:
-        found.append(LIMITED)
-    if any(rung.status == "ok" for rung in result.rungs):
-        found += [results.few(sources.unit(result))] * (ranking.fewest_rounds(result) < results.FEWEST_ROUNDS)
-    if not result.complete:
-        found.append(PARTIAL)
-    if result.commit is None:
-        found.append(NO_COMMIT)
-    elif result.dirty:
-        found.append(DIRTY)
-    if not sources.one_host(result):
-        found.append(HOSTS)
-    found += [note for note in (result.gpu.notes if result.gpu else []) if note.startswith(NOISY)]
+    is_timed = any(rung.status == "ok" for rung in result.rungs)
+    reasons = {
+        QUICK: result.protocol.quick,
+        LIMITED: result.protocol.gpu_memory_limit_gb,
+        results.few(sources.unit(result)): is_timed and ranking.fewest_rounds(result) < results.FEWEST_ROUNDS,
+        PARTIAL: not result.complete,
+        NO_COMMIT: result.commit is None,
+        DIRTY: result.commit and result.dirty,
+        HOSTS: not sources.one_host(result),
+    }
     rounds = [visit for each in sources.records(result) for visit in each.rounds]
-    found += neighbours.list_marks(
-        {neighbours.KEY: each.others_cpu, "visit_s": each.visit_s} for each in rounds
-    )
-    return found
+    return [
+        *(reason for reason, holds in reasons.items() if holds),
+        *(note for note in (result.gpu.notes if result.gpu else []) if note.startswith(NOISY)),
+        *neighbours.list_marks({neighbours.KEY: each.others_cpu, "visit_s": each.visit_s} for each in rounds),
+    ]
 
 
 def told(mark: str) -> str:

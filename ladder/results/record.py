@@ -14,15 +14,19 @@ from ladder.core import text
 from ladder.core.git import commit_of
 from ladder.core.job import Job, RunPlan
 from ladder.core.paths import ROOT
+from ladder.core.plain import Plain
 from ladder.core.protocol import CYCLE_STEPS
 from ladder.core.records import Fields, read_record, write_record
 from ladder.machine import environment, neighbours
 from ladder.machine.threads import QUIET
 from ladder.results import code_digest, judging
 from ladder.results import store as results
-from ladder.results.file import SCHEMA, KernelProfile, Round
+from ladder.results.file import SCHEMA, Images, KernelProfile, Round
 from ladder.results.run import Choice, Inspection, Ladder, Parity, Protocol, Receipt, Run, Rung, Variant
 from ladder.stats import rounds_budget
+
+_COPIED = ("start_s", "build_s", "prepare_s", "capture_s", "cache_s", "compile_s", "compile_kernels_s", "visit_s",
+           "beside", "lead_in_cycles", "settled", "alloc_retries", neighbours.KEY)  # fmt: skip
 
 
 def new_run(job: Job) -> Run:
@@ -30,22 +34,18 @@ def new_run(job: Job) -> Run:
     plan: RunPlan = job.options
     rungs = [
         Rung(
-            name=each.name,
-            title=each.title,
-            recipe=each.recipe,
-            reason=each.skipped,
-            article_ms=each.article_ms,
+            name=each.name, title=each.title, recipe=each.recipe, reason=each.skipped, article_ms=each.article_ms,
             variant=Variant(**each.variant.stored()) if each.variant else None,
         )
         for each in plan.planned
-    ]
+    ]  # fmt: skip
     data = None if job.workload.get("data") is None else job.source or "user-images"
     trained = {"name": job.name, **job.workload, "data": data}
     head = make_header("ladder", job.machine, trained, images=plan.images, code=plan.code)
     head |= {environment.KEY: environment.read_variables(without=QUIET)}
     ladder = Ladder(plan.ladder.name, plan.ladder.title, [each.name for each in rungs], plan.ladder.digest)
-    made = {"ladder": ladder, "protocol": plan_protocol(job), "rungs": rungs}
-    run = read_record(Run, text.fit_texts(head | {key: write_record(each) for key, each in made.items()}))
+    parts = {"ladder": ladder, "protocol": plan_protocol(job), "rungs": rungs}
+    run = read_record(Run, text.fit_texts(head | {key: write_record(each) for key, each in parts.items()}))
     return replace(run, twins=judging.plan_twins(run.rungs, plan.mode, plan.quick))
 
 
@@ -64,14 +64,11 @@ def plan_protocol(job: Job) -> Protocol:
     """
     plan: RunPlan = job.options
     rounds = 3 if plan.rounds is None and plan.quick else plan.rounds
-    return Protocol(
-        mode=plan.mode,  # type: ignore[arg-type]
+    return replace(
+        plan_rounds(rounds or rounds_budget.LEAST_ROUNDS, plan.cycles or (1 if plan.quick else 2), plan.seed),
+        mode=plan.mode,
         fixed=rounds is not None,
         budget_s=None if rounds is not None or job.minutes is None else 60 * job.minutes,
-        rounds=rounds or rounds_budget.LEAST_ROUNDS,
-        cycles=plan.cycles or (1 if plan.quick else 2),
-        cycle_steps=CYCLE_STEPS,
-        seed=plan.seed,
         quick=plan.quick,
         gpu_memory_limit_gb=plan.gpu_memory_gb,
     )
@@ -82,9 +79,9 @@ def make_header(
     facts: Mapping[str, Any] | None,
     workload: Fields | None = None,
     *,
-    images: dict[str, Any] | None = None,
+    images: Images | None = None,
     code: Path | None = None,
-) -> dict[str, Any]:
+) -> Plain:
     """Return the fields of `ladder.results.file.Header` for a measurement that begins now.
 
     Args:
@@ -100,7 +97,7 @@ def make_header(
         "machine": facts,
         **({"workload": workload} if workload else {}),
         environment.KEY: environment.read_variables(),
-        **({"images": images} if images else {}),
+        **({"images": write_record(images)} if images else {}),
         "commit": commit,
         "dirty": dirty,
         code_digest.KEY: code_digest.digests(code=code),
@@ -109,26 +106,21 @@ def make_header(
     }
 
 
-def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> dict[str, Any]:
+def new_round(number: int, prepared: Plain, seen: Plain) -> Plain:
     """Return the fields of a round, from the worker's replies: times in ms for one step, in time order.
 
     Where its seconds went: starting the process, building, preparing (`prepare_s`, of it `capture_s` for
     graphs, `cache_s` for images, `compile_s` for torch.compile, `compile_kernels_s` for Triton kernels that were not
     in its cache), and lead-in with timing.
     """
-    spent = {"beside": 0} | prepared | seen
-    as_told = ("start_s", "build_s", "beside", "visit_s", "lead_in_cycles", "settled", "alloc_retries")
-    parts = ("capture_s", "cache_s", "compile_s", "compile_kernels_s")
+    replies = {"beside": 0} | prepared | seen
     return {
         "round": number,
         "samples_ms": [1000 * s for s in seen["samples_s"]],
         "event_ms": None if seen["event_s"] is None else [1000 * s for s in seen["event_s"]],
         "main_ms": None if seen["main_s"] is None else 1000 * seen["main_s"],
         "lazy_ms": seen.get("lazy_s") and {phase: 1000 * s for phase, s in seen["lazy_s"].items()},
-        "prepare_s": prepared["prepare_s"],
-        **{key: prepared.get(key) for key in parts},
-        **{key: spent.get(key) for key in as_told},
-        neighbours.KEY: seen.get(neighbours.KEY),
+        **{key: replies.get(key) for key in _COPIED},
         **{key: value for key, value in seen.items() if key.startswith("peak_")},
     }
 
@@ -143,15 +135,15 @@ def read_profile(made: Mapping[str, Any]) -> KernelProfile:
     return read_record(KernelProfile, text.fit_texts(dict(made)))
 
 
-def read_findings(found: Mapping[str, Any]) -> dict[str, Any]:
+def read_findings(found: Mapping[str, Any]) -> Plain:
     """Return the fields of a rung that an inspection fills: its findings as records."""
-    kinds = {"inspection": Inspection, "parity": Parity, "receipts": dict[str, Receipt]}
-    made = {}
+    kinds: Plain = {"inspection": Inspection, "parity": Parity, "receipts": dict[str, Receipt]}
+    records: Plain = {}
     for key, value in found.items():
-        if key == "parity" and value is not None:  # the verdict follows from the errors and what was found
+        if key == "parity" and value is not None:  # the verdict follows from the errors and the problems
             value = {each: value[each] for each in value if each not in ("verdict", "reason")}
-        made[key] = None if value is None else read_record(kinds[key], text.fit_texts(value))  # type: ignore[type-var]
-    return made
+        records[key] = None if value is None else read_record(kinds[key], text.fit_texts(value))
+    return records
 
 
 def add_choices(
@@ -163,15 +155,12 @@ def add_choices(
     """
     if used is None:
         return None if known is None else list(known)
-    rows = list(known or [])
-    for row in used:
-        new = read_record(Choice, {**row, "rungs": [rung]})
-        at = next((i for i, each in enumerate(rows) if replace(each, rungs=[rung]) == new), None)
-        if at is None:
-            rows.append(new)
-        elif rung not in rows[at].rungs:
-            rows[at] = replace(rows[at], rungs=[*rows[at].rungs, rung])
-    return rows
+    rows = {repr(replace(row, rungs=[])): row for row in known or []}
+    for each in used:
+        row = read_record(Choice, {**each, "rungs": [rung]})
+        row = rows.setdefault(repr(replace(row, rungs=[])), row)
+        rows[repr(replace(row, rungs=[]))] = replace(row, rungs=[*dict.fromkeys([*row.rungs, rung])])
+    return list(rows.values())
 
 
 def name_file(out: Path, run: Run) -> Path:

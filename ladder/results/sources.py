@@ -55,14 +55,14 @@ def records(result: Run) -> list[Any]:
     return [*result.rungs, *result.twins]
 
 
-def in_generations(result: Run) -> bool:
-    """Return whether a run timed generations of live processes; older ones had rounds of visits."""
-    return any(map(timed_alive, records(result)))
-
-
 def timed_alive(rung: RungResult | Twin) -> bool:
     """Return whether a rung's processes were timed while those of all rungs were alive."""
     return any(visit.passes for visit in rung.rounds)
+
+
+def in_generations(result: Run) -> bool:
+    """Return whether a run timed generations of live processes; older ones had rounds of visits."""
+    return any(map(timed_alive, records(result)))
 
 
 def unit(result: Result) -> str:
@@ -80,19 +80,18 @@ def visits(result: Result) -> Visits:
 
     Two clocks do not agree to the last digit by chance.
     """
-    found = ((each.name, visit.samples_ms) for each in records(result) for visit in each.rounds)
-    return {(name, *samples) for name, samples in found if samples}
+    samples = [(each.name, visit.samples_ms) for each in records(result) for visit in each.rounds]
+    return {(name, *each) for name, each in samples if each}
 
 
 def without_sources(results: Iterable[Result]) -> list[Result]:
     """Return the results without those whose every visit is in another result that was merged from them."""
-    found = list(results)
-    merged = [(each, visits(each)) for each in found if each.merged]
-    return [each for each in found if not any(_is_in(each, *whole) for whole in merged)]
+    every = list(results)
+    merged = [({run.started for run in each.merged}, visits(each)) for each in every if each.merged]
 
+    def is_source(result: Result) -> bool:
+        own, count = visits(result), len(result.merged or [result])
+        wholes = [held for started, held in merged if result.started in started and count < len(started)]
+        return bool(own) and any(own <= held for held in wholes)
 
-def _is_in(result: Result, whole: Result, held: Visits) -> bool:
-    started = [run.started for run in whole.merged or []]
-    if result is whole or len(result.merged or [result]) >= len(started):
-        return False
-    return result.started in started and bool(own := visits(result)) and own <= held
+    return [each for each in every if not is_source(each)]

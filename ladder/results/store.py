@@ -3,6 +3,7 @@
 NaN and infinity are refused, on the way out and on the way in. `ladder.results.loading` reads a run.
 """
 
+import functools
 import json
 import math
 import re
@@ -13,6 +14,7 @@ from typing import Any
 
 from ladder.core import files
 from ladder.core.errors import UserError
+from ladder.core.plain import Plain
 from ladder.core.text import fit_texts
 
 NOT_ENGAGED, FAILED_PARITY = "not engaged", "failed: parity"  # statuses
@@ -71,13 +73,14 @@ def parse(raw: bytes, constants: bool = False) -> Any:
         depth += 1 if bracket in b"[{" else -1
         if depth > MOST_DEPTH:
             raise ValueError(f"nested too deep, a result has at most {MOST_DEPTH} levels")
+    number = functools.partial(_parse_number, constants=constants)
     try:
         return json.loads(
             raw.decode("utf-8"),
-            parse_constant=float if constants else _refuse_constant,
-            parse_int=_integer,
-            parse_float=_finite,
-            object_pairs_hook=_no_key_twice,
+            parse_constant=number,
+            parse_int=lambda digits: number(digits, kind=int),
+            parse_float=number,
+            object_pairs_hook=_refuse_twice,
         )
     except UnicodeDecodeError:
         raise ValueError("not UTF-8 text") from None
@@ -85,25 +88,21 @@ def parse(raw: bytes, constants: bool = False) -> Any:
         raise ValueError("nested too deep") from None
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not allowed, a missing number is null")
+def _parse_number(digits: str, kind: type = float, constants: bool = False) -> Any:
+    if digits in ("NaN", "Infinity", "-Infinity"):
+        if not constants:
+            raise ValueError(f"{digits} is not allowed, a missing number is null")
+        return float(digits)
+    if len(digits) > _LONGEST_NUMBER:
+        raise ValueError(f"a number of {len(digits)} characters")
+    if not math.isfinite(kind(digits)):
+        raise ValueError(f"the number {digits} is too large")
+    return kind(digits)
 
 
-def _integer(text: str) -> int:
-    if len(text) > _LONGEST_NUMBER:
-        raise ValueError(f"a number of {len(text)} characters")
-    return int(text)
-
-
-def _finite(text: str) -> float:
-    if len(text) > _LONGEST_NUMBER or not math.isfinite(value := float(text)):
-        raise ValueError(f"the number {text[:_LONGEST_NUMBER]} is too large or too long")
-    return value
-
-
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _refuse_twice(pairs: list[tuple[str, Any]]) -> Plain:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
         raise ValueError(f"the key {twice[:40]!a} is given twice")
-    return found
+    return fields

@@ -37,10 +37,8 @@ def answer(seen: Seen) -> str:
     Times of another entry are no factor of speed, so the word follows in brackets: `0.52x (faster)`.
     """
     number = "" if seen.verdict in (*INSIDE, TOO_FEW) else fine_factor(seen.ratio)
-    said = word(seen)
-    if seen.times and number and said:
-        said = f"({said})"
-    return " ".join(part for part in (number, said) if part)
+    verdict = f"({word(seen)})" if seen.times and number and word(seen) else word(seen)
+    return f"{number} {verdict}".strip()
 
 
 def whole(
@@ -48,12 +46,10 @@ def whole(
 ) -> str:
     """Return the word beside two times in a title: their factor, or `not decided`; "" where it is unknown.
 
-    A factor is the mean over pairs in generations, and each time is a median. On a noisy host the two may contradict
-    each other: 148 to 115 ms, 0.92x. So the factor needs an interval without 1, and times that point the same way.
-    Without an interval (older files, too few generations) the times alone must agree.
+    A factor is the mean over pairs in generations, and each time is a median: on a noisy host the two may contradict
+    each other. So the factor needs an interval without 1, and times that point the same way.
     """
     if total is None or before_ms is None or after_ms is None:
         return ""
-    open_ = interval is not None and interval[0] <= 1 <= interval[1]
-    contrary = (total - 1) * (before_ms - after_ms) < 0
-    return UNDECIDED if open_ or contrary else format_factor(total)
+    is_open = interval is not None and interval[0] <= 1 <= interval[1]
+    return UNDECIDED if is_open or (total - 1) * (before_ms - after_ms) < 0 else format_factor(total)

@@ -40,7 +40,7 @@ from ladder.core.records import (
 )
 from ladder.core.records import write_whole as write_whole
 from ladder.core.starting import shorten_path
-from ladder.results import code_digest, fields, identity, loading, plausible, store
+from ladder.results import identity, loading, plausible, store
 from ladder.results import record as records
 from ladder.results.combine import resuming
 from ladder.results.derive import judge_parity
@@ -421,13 +421,13 @@ def find_problem(study: Study[P, C, O], file: StudyFile[P, C, O]) -> str | None:
     """Return why a file of the right form cannot be genuine, in one line, or None."""
     if file.kind != study.kind:
         return f"a result of the kind {file.kind}, not {study.kind}"
-    if problem := loading.find_header_problem(file) or code_digest.find_contradiction(file):
+    if problem := loading.find_header_problem(file):
         return problem
     if unknown := [key for key in file.observed if key not in file.cases]:
         return f"observed: {unknown[0]!r} is none of its cases"
     for key, case in file.cases.items():
         place = f"cases.{text.escape_controls(key)}.recipe"
-        if problem := fields.find_recipe_problem(getattr(case, "recipe", None), place):
+        if problem := identity.find_recipe_problem(getattr(case, "recipe", None), place):
             return problem
     for key, each in file.observed.items():
         if isinstance(each, Compared) and each.status == "ok" and each.verdict == FAILED_PARITY:

@@ -48,8 +48,8 @@ def user_file(folder: Path, text: str, name: str = "tiny.yaml") -> str:
 
 
 def test_a_users_file_is_the_preset_only_if_its_fields_are(tmp_path):
-    assert catalog.load_workload(user_file(tmp_path, TINY))[0] == "tiny"
-    assert catalog.load_workload(user_file(tmp_path, TINY.replace("lr: 0.01", "lr: 1.0e-2")))[0] == "tiny"
+    for text in (TINY, TINY.replace("lr: 0.01", "lr: 1.0e-2"), TINY + "data: photos\n"):
+        assert catalog.load_workload(user_file(tmp_path, text))[0] == "tiny"
     narrow = TINY.replace("channel_max: 64", "channel_max: 8")
     name, fields = catalog.load_workload(user_file(tmp_path, narrow))
     assert name == f"tiny-{content.of_workload(fields)}" and fields["channel_max"] == 8
@@ -57,33 +57,23 @@ def test_a_users_file_is_the_preset_only_if_its_fields_are(tmp_path):
     assert catalog.load_workload(user_file(tmp_path, narrow, "mine.yaml"))[0] == "mine"
 
 
-def test_the_folder_of_the_images_is_no_part_of_what_a_workload_is(tmp_path):
-    assert catalog.load_workload(user_file(tmp_path, TINY + "data: photos\n"))[0] == "tiny"
-
-
-def test_a_file_that_lacks_a_newer_field_is_of_the_preset_still():
-    fields = catalog.load_workload("article")[1]
-    older = {key: value for key, value in fields.items() if key not in ("flips", "r1_interval")}
-    assert content.of_workload(older) == content.of_workload(fields)
-    assert identity.misnamed({"name": "article", **older}) is None
-    assert identity.misnamed({"name": "article", **fields, "flips": False}) is not None
-
-
-def test_what_a_preset_was_once_keeps_its_name():
-    fields = catalog.load_workload("tiny")[1]
-    older = fields | {"lr": 0.002, "r1_gamma": None, "ema_images": 10_000}
-    assert identity.misnamed({"name": "tiny", **older}) is None
-    assert "lr" in identity.misnamed(
-        {"name": "tiny", **older, "lr": 0.003, "ema_images": 200, "r1_gamma": 1.0}
-    )
+def test_a_preset_is_its_fields_with_defaults_for_newer_ones_and_what_it_was_once():
+    for name, missing, changed, wrong in (
+        ("article", ("flips", "r1_interval"), {}, {"flips": False}),
+        ("tiny", (), {"lr": 0.002, "r1_gamma": None, "ema_images": 10_000}, {"lr": 0.003}),
+    ):
+        fields = catalog.load_workload(name)[1] | {"name": name, "data": None} | changed
+        older = {key: value for key, value in fields.items() if key not in missing}
+        assert content.of_workload(older) == content.of_workload(fields)
+        assert identity.find_workload_problem(older) is None
+        assert f"named like the preset {name}" in identity.find_workload_problem(older | wrong)
 
 
 def test_a_strangers_result_under_a_presets_name_is_refused_in_one_line():
     result = judged()
     assert problem_of(result) is None
     result["workload"]["channel_max"] = 8
-    line = problem_of(result)
-    assert "named like the preset article" in line and "channel_max is 512, not 8" in line
+    assert "named like the preset article, whose channel_max is 512, not 8" in problem_of(result)
     result["workload"]["name"] = "mine"
     assert problem_of(result) is None
 
@@ -95,14 +85,9 @@ def test_two_workloads_of_one_name_are_two_series():
     assert series.key(one) != series.key(other)
     assert merging.list_work_differences(one, other) == ["workload.channel_max: 64 and 8"]
     assert "workload.channel_max: 64 and 8" in comparing.differences(one, other)
-    other["workload"]["channel_max"] = 64
+    other["workload"] |= {"channel_max": 64, "spectral_norm": False}  # at its default
+    assert comparing.differences(one, other) == []
     assert series.key(one) == series.key(other)
-
-
-def test_a_field_that_a_file_lacks_is_at_its_default_in_a_comparison():
-    one, other = made_up.gpu_run(), made_up.gpu_run()
-    other["workload"]["spectral_norm"] = False  # as a newer version writes it
-    assert comparing.differences(one, other) == [] and merging.list_work_differences(one, other) == []
 
 
 # --- ladders --------------------------------------------------------------------------------------------------------
@@ -128,23 +113,15 @@ def test_results_of_two_orders_of_a_users_ladder_are_two_series():
     assert "ladder.digest: aaaaaa and bbbbbb" in merging.list_differences(one, other)
 
 
-def test_a_strangers_ladder_in_another_order_is_not_the_articles():
+def test_a_strangers_ladder_in_another_order_is_not_ours():
     result = judged()
     rungs = result["rungs"]
     rungs[1], rungs[2] = rungs[2], rungs[1]
     result["ladder"]["rungs"] = [rung["name"] for rung in rungs]
     assert "named like article" in problem_of(result)
-    result["ladder"]["name"] = "mine"
-    assert problem_of(result) is None
-
-
-def test_other_ladders_are_held_to_what_they_are_now_by_results_of_now():
-    result = judged()
-    result["ladder"]["name"] = "full"
-    rungs = result["rungs"]
-    rungs[1], rungs[2] = rungs[2], rungs[1]
-    result["ladder"]["rungs"] = [rung["name"] for rung in rungs]
-    assert problem_of(result) is None  # full was in another order at some commits
+    for name in ("mine", "full"):  # full was in another order at some commits
+        result["ladder"]["name"] = name
+        assert problem_of(result) is None
     result[code_digest.KEY] = code_digest.digests()
     assert "named like full" in problem_of(result)
 
@@ -162,23 +139,18 @@ def test_a_rung_whose_recipe_lacks_its_change_is_refused_by_results_of_now():
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("part", "changed", "line"),
     [
-        ({"precision": "fp3"}, "precision must be one of fp32, bf16, fp16, fp64, got 'fp3'"),
-        ({"fused_act": 3}, "fused_act must be true or false, got 3"),
-        ({"workers": -1}, "workers must be 0 or more, got -1"),
+        ("recipe", {"precision": "fp3"}, "precision must be one of fp32, bf16, fp16, fp64, got 'fp3'"),
+        ("recipe", {"fused_act": 3}, "fused_act must be true or false, got 3"),
+        ("recipe", {"workers": -1}, "workers must be 0 or more, got -1"),
+        ("workload", {"norm": "batch"}, "norm must be one of demod, instance, got 'batch'"),
     ],
 )
-def test_a_value_that_no_recipe_can_have_is_refused(changed, words):
+def test_a_value_that_no_recipe_or_workload_can_have_is_refused(part, changed, line):
     result = made_up.gpu_run()
-    result["rungs"][0]["recipe"] = changed
-    assert problem_of(result) == f"rung baseline.recipe: {words}"
-
-
-def test_a_value_that_no_workload_can_have_is_refused():
-    result = made_up.gpu_run()
-    result["workload"]["norm"] = "batch"
-    assert problem_of(result) == "workload: norm must be one of demod, instance, got 'batch'"
+    (result["rungs"][0] if part == "recipe" else result).setdefault(part, {}).update(changed)
+    assert problem_of(result) == f"{'rung baseline.' * (part == 'recipe')}{part}: {line}"
 
 
 HAS_ALL = dict.fromkeys(needs.NEEDS)
@@ -194,32 +166,28 @@ def pictures(folder: Path, shade: int, count: int = 4) -> str:
     return str(folder)
 
 
-def prepared(tmp_path: Path, name: str, shade: int, count: int = 4) -> dict | None:
+def prepared(tmp_path: Path, name: str, shade: int, count: int = 4):
     found = images.prepare_images(
         pictures(tmp_path / name, shade, count), 8, cache=tmp_path / f"{name}-cache"
     )
     return identity.of_images(found.path)
 
 
-def test_images_are_told_by_what_they_hold_not_by_where_they_lie(tmp_path):
+def test_images_count_by_what_they_hold_not_by_where_they_lie(tmp_path):
     one = prepared(tmp_path, "one", 0)
-    assert one["count"] == 4 and one == prepared(tmp_path, "a-copy", 0)
-    assert one["digest"] != prepared(tmp_path, "other", 200)["digest"]
+    assert one.count == 4 and one == prepared(tmp_path, "a-copy", 0)
+    assert one.digest != prepared(tmp_path, "other", 200).digest
     assert one != prepared(tmp_path, "more", 0, count=5)
     assert identity.of_images(None) is None and identity.of_images(tmp_path / "nowhere") is None
 
 
-def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(Path, "write_text", lambda self, *a, **k: refuse() if self.name == "digest" else None)
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path):
     folder = tmp_path / "entry" / "images"
     folder.mkdir(parents=True)
     (folder / "000000.jpg").write_bytes(b"a picture")
-    with open(folder.parent / "manifest.json", "w") as file:
-        json.dump({"count": 1, "source": images.USER, "notes": []}, file)
-    assert identity.of_images(folder)["count"] == 1
+    (folder.parent / "manifest.json").write_text(json.dumps({"source": images.USER}))
+    (folder.parent / "digest").mkdir()  # neither read nor written as a file
+    assert identity.of_images(folder).count == 1
 
 
 def with_images(digest: str | None) -> dict:
@@ -235,13 +203,8 @@ def test_a_run_does_not_go_on_with_other_pictures_nor_merge_with_theirs():
     with pytest.raises(UserError, match=r"workload\.data: user-images and sample-photographs"):
         continue_header(path, with_images("a"), with_images(None))
     continue_header(path, with_images("a"), with_images("a"))
-    assert any(
-        line.startswith("images: ")
-        for line in merging.list_work_differences(with_images("a"), with_images("b"))
-    )
-    assert any(
-        line.startswith("images: ") for line in comparing.differences(with_images("a"), with_images("b"))
-    )
+    for list_lines in (merging.list_work_differences, comparing.differences):
+        assert any(line.startswith("images: ") for line in list_lines(with_images("a"), with_images("b")))
     old = with_images("a")
     del old[environment.KEY], old["images"]  # of an earlier version: not known
     continue_header(path, old, with_images("b"))

@@ -46,7 +46,7 @@ def checkout(tmp_path_factory):
 
 TIMED = {"kernels/pointwise/bias_act.py": "kernels", "stylegan_lite/step.py": "stylegan_lite"}
 JUDGES = (
-    *("report/chart", "report/tables", "report/view", "stats/answers", "results/judging", "results/fields"),
+    *("report/chart", "report/tables", "report/view", "stats/answers", "results/judging", "results/identity"),
     *("results/combine/merging", "cli/main", "cli/doctor", "parity/check"),
 )
 

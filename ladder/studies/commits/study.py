@@ -24,7 +24,7 @@ from ladder.core.paths import ROOT
 from ladder.core.records import read_record, write_record
 from ladder.machine import neighbours
 from ladder.report import output, tables, tiles
-from ladder.results import fields, parts, plausible
+from ladder.results import identity, parts, plausible
 from ladder.results.run import RunGpu
 from ladder.show.table import Column, Table
 from ladder.stats import answers, rounds_budget
@@ -299,7 +299,7 @@ def find_problems(file: File) -> Iterator[str]:
     first = next(iter(file.cases.values()))
     names = {f"{rung} {side}" for rung in first.recipes for side in SIDES}
     for rung, recipe in first.recipes.items():
-        if problem := fields.find_recipe_problem(recipe, f"cases.recipes.{rung}"):
+        if problem := identity.find_recipe_problem(recipe, f"cases.recipes.{rung}"):
             yield problem
     for number, (key, case) in enumerate(file.cases.items()):
         if key != f"{GENERATION}{number + 1}" or case != first:
@@ -309,7 +309,7 @@ def find_problems(file: File) -> Iterator[str]:
             where = f"observed.{key}.programs.{text.escape_controls(name)}"
             if name not in names:
                 yield f"{where}: not BASE, HEAD and BASE again of its rungs"
-            if problem := fields.find_settings_problem(visit.settings, f"{where}.settings"):
+            if problem := identity.find_settings_problem(visit.settings, f"{where}.settings"):
                 yield problem
             if (visit.status == "ok") != (visit.round is not None) or (visit.round is None) != bool(
                 visit.reason
