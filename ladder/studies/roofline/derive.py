@@ -1,9 +1,8 @@
 """The records of `ladder doctor --roofline`, the floor that follows from them, and where the distance to it lies.
 
 The highest of all rates on record counts: results of the same GPU (`results/roofline/`), copies of kernel tuning
-(`results/kernels/*-tuning.json`), today's measurement, and the traced step. A ceiling is measured alone and hot; in a
-step the same kernel may find its inputs in the L2 cache and higher clocks, so a part of a step that beats its ceilings
-has the traced time as its floor. Floors only come down: a throttled card never makes a step look closer to the limit.
+(`results/kernels/*-tuning.json`), today's measurement, and the traced step: a part of a step that beats its ceilings,
+which are measured alone and hot, has the traced time as its floor. Floors only come down.
 
 Rates are in FLOP/s, or bytes/s for copies. Times are in ms of a step unless a field says otherwise.
 """
@@ -32,11 +31,8 @@ from ladder.results.file import Phase
 from ladder.studies import frame
 from ladder.studies.frame import RungCase, StudyFile
 
-KINDS = {
-    "forward": kernel_families.FORWARD,
-    "input gradient": kernel_families.DGRAD,
-    "weight gradient": kernel_families.WGRAD,
-}
+FAMILIES = (kernel_families.FORWARD, kernel_families.DGRAD, kernel_families.WGRAD)
+KINDS = dict(zip(("forward", "input gradient", "weight gradient"), FAMILIES, strict=True))
 UNCLEAR = (kernel_families.UNTOLD, kernel_families.SGEMM)  # their time is charged to each kind
 CONVOLUTIONS, OTHERS, IDLE = "convolutions", "other kernels", "nothing runs"
 PARTS = (*KINDS, CONVOLUTIONS, OTHERS)  # of a step, which a trace can tell apart
@@ -53,6 +49,7 @@ CONVOLUTION = (
     rf"({'|'.join(KINDS)}), {_SHAPE} \* {_SHAPE}, stride ([1-9]), padding (\d\d?), (bf16|fp16|fp32|fp64)"
     r" (channels_last|nchw)"
 )
+ConvolutionName = Annotated[str, text_matching(CONVOLUTION, "a convolution")]
 RateName = Annotated[str, text_matching(r"[A-Za-z0-9 ,.*_x-]{1,120}", "the name of a rate")]
 Speed = Annotated[float, number_between(1e3, 1e18)]
 Shape = tuple[int, ...]
@@ -73,8 +70,7 @@ class Op:
     dtype: str
 
     @property
-    def result(self) -> Shape:
-        """Return the shape of the other side, [N, O, H', W']."""
+    def result(self) -> Shape:  # of the other side, [N, O, H', W']
         (n, _, h, w), (o, _, k, l), margin = self.image, self.weight, 2 * self.padding
         return n, o, (h + margin - k) // self.stride + 1, (w + margin - l) // self.stride + 1
 
@@ -114,9 +110,6 @@ def parse_op(name: str) -> Op:
     return op
 
 
-# --- what a file stores -----------------------------------------------------------------------------------------------
-
-
 class Options(frame.Options):
     """The options of `ladder doctor --roofline`."""
 
@@ -125,11 +118,9 @@ class Options(frame.Options):
 
 
 class Work(Record):
-    """The necessary work of one run of a phase (`floors`): the number of each convolution, and bytes by purpose."""
+    """The work of one run of a phase that a file stores: the number of each convolution, and bytes by purpose."""
 
-    convolutions: Annotated[
-        dict[Annotated[str, text_matching(CONVOLUTION, "a convolution")], records.Count], size_between(10_000)
-    ]
+    convolutions: Annotated[dict[ConvolutionName, records.Count], size_between(10_000)]
     matmul_flops: records.Amount
     matmul_bytes: records.Bytes
     bytes: Annotated[dict[records.Line, records.Bytes], size_between(32)]
@@ -187,11 +178,8 @@ File = StudyFile[Options, RungCase, Observed]
 Works = Mapping[Any, Work]  # by phase
 
 
-# --- what is derived --------------------------------------------------------------------------------------------------
-
-
 class Lowered(Record):
-    """The part of a step that ran faster in the step than at its ceilings, and who recorded that."""
+    """The ms of a part at its ceilings, and the lower ones of a traced step."""
 
     alone_ms: float
     ms: float
@@ -199,7 +187,7 @@ class Lowered(Record):
 
 
 class Convolution(Record):
-    """The FLOPs of a shape in a step, its rate, and who recorded that."""
+    """The FLOPs of a shape in a step, and its rate."""
 
     name: str
     flops: float
@@ -261,20 +249,16 @@ class Frozen:
     since: str
     floor_ms: float
     floor_of: str
-    base_ms: float
+    base_ms: float  # the strongest step without kernels of ours
     base_of: str
 
 
-# By machine and digest of the workload's fields. Frozen, so that scores of different days compare.
+FLOOR_OF = "roofline/nvidia-h200-article-full-fused_modulation.json"
+BASE_OF = "ladder/nvidia-h200/article-compile_autotune-20261122T231746Z.json, shifted_resample"
+ARTICLE = Frozen("2026-11-24", 7.930263751668179, FLOOR_OF, 24.459283937495968, BASE_OF)
 FROZEN = {
-    ("nvidia-h200", "f5e814"): Frozen(  # article
-        since="2026-11-24",
-        floor_ms=7.930263751668179,
-        floor_of="roofline/nvidia-h200-article-full-fused_modulation.json",
-        base_ms=24.459283937495968,  # the strongest step without kernels of ours
-        base_of="ladder/nvidia-h200/article-compile_autotune-20261122T231746Z.json, shifted_resample",
-    )
-}
+    ("nvidia-h200", "f5e814"): ARTICLE
+}  # by machine and digest of the workload; scores of all days compare
 
 
 def find_frozen(machine: str, workload: Fields) -> Frozen | None:
@@ -292,9 +276,6 @@ def derive_score(step_ms: float, base_ms: float, floor_ms: float | None) -> floa
     return 1 / (1 + (step_ms - floor_ms) / (base_ms - floor_ms))
 
 
-# --- rates ------------------------------------------------------------------------------------------------------------
-
-
 class Rates:
     """The rates of one GPU by name: a copy, matmuls, convolutions (`Op.key`) and parts of traced steps."""
 
@@ -302,24 +283,19 @@ class Rates:
         self.gpu = gpu
         self.known: dict[str, Rate] = {}
 
-    def add(self, rates: Mapping[str, float], source: str) -> None:
-        """Join rates from ``source``. Only a higher rate replaces a stored rate."""
-        self.join({key: Rate(value, source) for key, value in rates.items()})
-
-    def join(self, rates: Mapping[str, Rate]) -> None:
-        for key, rate in rates.items():
+    def add(self, rates: Mapping[str, float | Rate], source: str = "") -> None:
+        """Join rates; those without a source come from ``source``. Only a higher rate replaces a stored rate."""
+        for key, value in rates.items():
+            rate = value if isinstance(value, Rate) else Rate(value, source)
             if key not in self.known or rate.value > self.known[key].value:
                 self.known[key] = rate
 
     def get_rate(self, key: str) -> Rate:
-        if key not in self.known:
+        """Return the rate of a name, or of a dtype's matmul, which no convolution of that dtype exceeds."""
+        if (key := CEILING.get(key, key)) not in self.known:
             why = f"no rate of {key!r} is recorded for {self.gpu}"
             raise UserError(f"{why}: run `ladder doctor --roofline` there")
         return self.known[key]
-
-    def get_ceiling(self, dtype: str) -> Rate:
-        """Return the matmul rate, which no convolution of this dtype exceeds."""
-        return self.get_rate(CEILING.get(dtype, dtype))
 
     def copy_seconds(self, amount: float) -> float:
         return amount / self.get_rate(COPY).value
@@ -341,7 +317,7 @@ class Rates:
             return op.flops / best.value, best.source
         beginning, end = f"{op.kind}, ", f", {op.dtype} {layout}"
         alike = [rate for key, rate in self.known.items() if key.startswith(beginning) and key.endswith(end)]
-        best = max(alike or [self.get_ceiling(op.dtype)], key=lambda rate: rate.value)
+        best = max(alike or [self.get_rate(op.dtype)], key=lambda rate: rate.value)
         return max(op.flops / best.value, self.copy_seconds(op.bytes)), f"not measured; {best.source}"
 
 
@@ -359,9 +335,6 @@ def read_copies(path: Path, gpu: str) -> dict[str, float]:
     took = [(run["bytes"], run.get(f"{by}copy_microseconds")) for run in runs for by in ("", "driver_")]
     rates = [size / us * 1e6 for size, us in took if us]
     return {COPY: max(rates)} if rates and make_slug(result["gpu"]) == gpu else {}
-
-
-# --- work, and the traced step ----------------------------------------------------------------------------------------
 
 
 def layout_of(recipe: Fields) -> str:
@@ -408,24 +381,18 @@ def group_of(row: Kernels) -> str:
     return CONVOLUTIONS if kernel_families.is_convolution(row.family) else OTHERS
 
 
-def sum_parts(rows: Iterable[Kernels]) -> dict[str, float]:
-    """Return each part's ms in a traced step, from its families of kernels. A kind's time is an upper limit."""
-    took = dict.fromkeys(PARTS, 0.0)
-    for row in rows:
-        for part in (group_of(row), *(kind for kind in KINDS if row.family in (KINDS[kind], *UNCLEAR))):
-            took[part] += row.us / 1000
-    return took
-
-
 def derive_step_rates(
     amounts: Mapping[str, float], rows: Iterable[Kernels], recipe: Fields, matmul: float
 ) -> dict[str, float]:
-    """Return the rates of a traced step by `name_rate`.
+    """Return the rates of a traced step by `name_rate`. The time of a kind of convolution is an upper limit.
 
     A convolution's rate above the matmul rate is left out: some of its kernels then had names of other kernels.
     """
-    took = sum_parts(rows)
-    rates = {part: 1000 * amount / took[part] for part, amount in amounts.items() if amount and took[part]}
+    ms = dict.fromkeys(PARTS, 0.0)
+    for row in rows:
+        for part in (group_of(row), *(kind for kind in KINDS if row.family in (KINDS[kind], *UNCLEAR))):
+            ms[part] += row.us / 1000
+    rates = {part: 1000 * amount / ms[part] for part, amount in amounts.items() if amount and ms[part]}
     fitting = [part for part in rates if part == OTHERS or rates[part] <= matmul]
     return {name_rate(part, amounts[part], recipe): rates[part] for part in fitting}
 
@@ -437,7 +404,11 @@ def split_distance(timed: Timed, step: dict[str, float]) -> Measured:
     none. 1x1 convolutions count as other kernels, as cuDNN's kernels for them are named as matmuls. Inside a group
     the floor is allotted to families in proportion to their time.
     """
-    gap, took = timed.step_ms - step["light_ms"], sum_parts(timed.families)
+    gap = timed.step_ms - step["light_ms"]
+    took = {
+        name: sum(row.us for row in timed.families if group_of(row) == name) / 1000
+        for name in (CONVOLUTIONS, OTHERS)
+    }
     pairs = {
         CONVOLUTIONS: (took[CONVOLUTIONS], step["convolutions_ms"] - step["pointwise_ms"]),
         OTHERS: (took[OTHERS], step["bytes_ms"] + step["matmul_ms"] + step["pointwise_ms"]),
@@ -454,9 +425,6 @@ def split_distance(timed: Timed, step: dict[str, float]) -> Measured:
     groups = {name: Group(*pair, (pair[0] - pair[1]) / gap if gap else None) for name, pair in pairs.items()}
     own = msgspec.structs.asdict(timed) | {"families": families, "groups": groups}
     return Measured(**own, times_light=timed.step_ms / step["light_ms"], distance_ms=gap)
-
-
-# --- the floor --------------------------------------------------------------------------------------------------------
 
 
 def derive_floor(base: Roofline, works: Works, workload: Fields, rates: Rates) -> Roofline:
@@ -476,7 +444,7 @@ def derive_floor(base: Roofline, works: Works, workload: Fields, rates: Rates) -
         for op, n in ops:
             ms[f"1x1 {op.kind}" if op.is_pointwise else op.kind] += 1000 * n * seconds[op][0]
         ms["bytes"] = 1000 * rates.copy_seconds(sum(work.bytes.values()))
-        computed = work.matmul_flops / rates.get_ceiling("fp32").value
+        computed = work.matmul_flops / rates.get_rate("fp32").value
         ms["matmul"] = 1000 * max(computed, rates.copy_seconds(work.matmul_bytes))
         times[phase], flops[phase] = ms, sum(op.flops * n for op, n in ops)
     alone = {part: sum(times[phase][part] * n for phase, n in often.items()) for part in times["G_main"]}
@@ -494,7 +462,7 @@ def derive_floor(base: Roofline, works: Works, workload: Fields, rates: Rates) -
             if after < before:
                 factors |= {each: factors[each] * after / before for each in own}
                 lowered[part] = Lowered(before, after, rate.source)
-    peak = rates.get_ceiling(str(base.recipe["precision"])).value
+    peak = rates.get_rate(str(base.recipe["precision"])).value
     phases: dict[str, dict[str, float]] = {}
     for phase in often:
         ms = {part: time * factors[part] for part, time in times[phase].items()}
@@ -542,8 +510,8 @@ def derive_roofline(file: File) -> Roofline:
         return base
     rates = Rates(gpu)
     rates.add(each.today.rates, "today")  # first, so that they keep this source
-    rates.join(each.recorded)
-    peak = rates.get_ceiling(str(case.recipe["precision"])).value
+    rates.add(each.recorded)
+    peak = rates.get_rate(str(case.recipe["precision"])).value
     traced = derive_step_rates(sum_amounts(each.work, file.workload), each.step.families, case.recipe, peak)
     rates.add(traced, "today")
     floor = derive_floor(base, each.work, file.workload, rates)

@@ -114,9 +114,6 @@ class RooflineStudy(Study[Options, RungCase, Observed]):
 STUDY = RooflineStudy()
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
 def measure_distance(options: Options, workload: str | None, device: str | None, as_json: bool) -> int:
     """Measure the step of a rung beside its floor, write the result, and return the exit status.
 
@@ -126,10 +123,7 @@ def measure_distance(options: Options, workload: str | None, device: str | None,
     from ladder.machine import environment, system
 
     if (device := system.choose_device(device)) != "cuda":
-        gpus = ", ".join(list_gpus(OUT))
-        raise UserError(
-            f"--roofline measures a GPU, and none is used here; for the floor alone: --gpu NAME ({gpus})"
-        )
+        raise UserError("--roofline measures a GPU, and none is used here; for the floor alone: --gpu NAME")
     environment.refuse_variables(device)
     request = frame.Request(workload, device, out=OUT, as_json=as_json)
     job = frame.resolve_job(STUDY, options, request, system.describe_machine(device))
@@ -180,7 +174,7 @@ def count_again(path: Path, as_json: bool) -> None:
     fields = {key: value for key, value in file.workload.items() if key != "name"}
     each = file.observed[before.rung]
     rates = load_rates(before.gpu, OUT)
-    rates.join(each.recorded)
+    rates.add(each.recorded)
     rates.add(before.recorded, path.name)
     each = msgspec.structs.replace(
         each,
@@ -213,9 +207,6 @@ def plan_rung(
     return {possible[-1].name: RungCase(Recipe.from_dict(possible[-1].recipe or {}).to_dict())}
 
 
-# --- rates on record --------------------------------------------------------------------------------------------------
-
-
 def load_rates(gpu: str, folder: Path) -> Rates:
     """Return the rates of a GPU in a folder's results and in the tunings beside it."""
     rates = Rates(gpu)
@@ -238,26 +229,18 @@ def _read_files(folder: Path) -> list[tuple[Path, File]]:
     return files
 
 
-def list_gpus(folder: Path) -> list[str]:
-    """Return the GPUs whose floor can be computed from recorded rates."""
-    return sorted({file.machine.name for _, file in _read_files(folder)})
-
-
 def choose_rates(gpu: str, folder: Path) -> Rates:
     """Return all rates of a GPU that a user names: "nvidia-h200", "NVIDIA H200" or "H200"."""
-    names = list_gpus(folder)
+    names = {file.machine.name for _, file in _read_files(folder)}
     for name in (make_slug(gpu), f"nvidia-{make_slug(gpu)}"):
         if name in names:
             return load_rates(name, folder)
-    raise UserError(f"--gpu: no rates are recorded of {gpu!r}; there are: {', '.join(names)}")
+    raise UserError(f"--gpu: no rates are recorded of {gpu!r}; there are: {', '.join(sorted(names))}")
 
 
 def _pick_higher(rates: Rates, today: derive.Today) -> dict[str, Rate]:
     """Return the rates on record above those of the day."""
     return {key: rate for key, rate in rates.known.items() if rate.value > today.rates.get(key, 0.0)}
-
-
-# --- sentences and tables ---------------------------------------------------------------------------------------------
 
 
 def write_summary(workload: Fields, result: Roofline) -> list[str]:

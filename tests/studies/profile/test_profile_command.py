@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -23,7 +24,7 @@ from ladder.engine.pool import WorkerFailure
 from ladder.publish.validation import validate
 from ladder.studies import frame
 from ladder.studies.profile import measuring
-from ladder.studies.profile.record import Observed, Profile
+from ladder.studies.profile.record import Observed, Profile, share_of_other
 from ladder.studies.profile.study import STUDY
 from stylegan_lite.config import Recipe, Workload
 from tests.studies.test_contract import read
@@ -68,10 +69,9 @@ def assert_whole(done: Done) -> None:
     for rows in (profile.phases, profile.layers.rows):
         assert sum(row.ms for row in rows) == pytest.approx(profile.total_ms, rel=1e-3)
     assert {"G_main", "G_pl", "D_main", "D_r1"} <= {row.name for row in profile.phases}
-    other = next((row.share for row in profile.categories if row.name == "other"), 0)
-    assert other < 0.05 and (profile.layers.unknown or 0) < 0.05
+    assert share_of_other(profile.categories) < 0.05 and (profile.layers.unknown or 0) < 0.05
     assert validate.problem_of(done.path) is None
-    assert "one of each kind" in done.result.output or "one step of each kind" in done.result.output
+    assert "one step of each kind" in done.result.output
 
 
 def test_a_profile_is_stored_with_all_its_parts(done: Done) -> None:
@@ -90,8 +90,7 @@ def test_a_profile_is_stored_with_all_its_parts(done: Done) -> None:
     assert (memory.peak_allocated or 0) > memory.parameters + memory.optimizer
     assert any(each.gradients for each in memory.timeline["D_main"])
     assert str(done.path.parent) not in done.path.read_text()  # the trace's path stays with the user
-    for words in ("its operators", "Heaviest operators", "CPU smoke test"):
-        assert words in done.result.output
+    assert "Heaviest operators" in done.result.output and "CPU smoke test" in done.result.output
 
 
 def test_a_trace_opens_as_json_and_holds_steps_and_phases(done: Done) -> None:
@@ -159,12 +158,6 @@ def test_sigterm_ends_it_and_a_profile_that_is_made_stays(
     assert ("step" in json.loads(path.read_text())["observed"]) is is_profiled
 
 
-def make_session(device: str = "cpu", **workload: Any) -> Any:
-    options = SimpleNamespace(rung="baseline", seed=0)
-    job = SimpleNamespace(workload={**LEAST, **workload}, device=device, machine={}, options=options)
-    return SimpleNamespace(job=job, report=lambda line: None)
-
-
 @pytest.mark.parametrize(
     ("parts", "begins", "batch"), [(1, [2, 4, 8, 16, 32], 28), (2, [16, 32, 24], 24), (4, [16, 32], 16)]
 )
@@ -185,21 +178,19 @@ def test_the_largest_batch_is_searched_with_fresh_processes(
         def close(self) -> None: ...
         def kill(self) -> None: ...
 
-    class FreshPool:
-        def __enter__(self) -> Any:
-            return SimpleNamespace(take=FreshWorker)
-
-        def __exit__(self, *_: object) -> None: ...
-
-    monkeypatch.setattr(measuring, "Pool", FreshPool)
+    pool = contextlib.nullcontext(SimpleNamespace(take=FreshWorker))
+    monkeypatch.setattr(measuring, "Pool", lambda: pool)
     recipe: dict[str, Any] = {} if parts == 1 else {"micro_batches": parts}
-    session = make_session(mbstd_group=4, batch=begins[0])
+    workload = {**LEAST, "mbstd_group": 4, "batch": begins[0]}
+    options = SimpleNamespace(rung="baseline", seed=0)
+    job = SimpleNamespace(workload=workload, device="cpu", machine={}, options=options)
+    session: Any = SimpleNamespace(job=job, report=lambda line: None)
     search = measuring.search_batch(session, None, recipe).largest
     assert search is not None and search.settled and search.images_per_s == 2 * batch
     assert max(each.batch for each in search.tried if each.reason is None) == batch
     assert tried[: len(begins)] == begins and tried[-1] == batch
     for size in tried:
-        Recipe.from_dict(recipe).refuse_for(Workload.from_dict({**session.job.workload, "batch": size}))
+        Recipe.from_dict(recipe).refuse_for(Workload.from_dict({**workload, "batch": size}))
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -27,9 +28,8 @@ COLUMNS = ["ID", "Kernel Name", "Grid Size", *tools.METRICS.values()]
 def heavy(
     kernel: str, phase: str = "G_main", ms: float = 1.0, function: str = "", word: str | None = None
 ) -> Heavy:
-    return Heavy(
-        kernel=kernel, function=function or kernel, word=word, ms=ms, launches=1.0, phase=phase, phase_ms=ms
-    )  # fmt: skip
+    more = {"ms": ms, "launches": 1.0, "phase": phase, "phase_ms": ms}
+    return Heavy(kernel=kernel, function=function or kernel, word=word, **more)  # type: ignore[arg-type]
 
 
 FPROP = "sm80_xmma_fprop_implicit_gemm_indexed"
@@ -54,6 +54,9 @@ def printed(*rows: list[str], ran: tuple[str, ...] = ()) -> str:
     return "\n".join(["==PROF== Connected", *(f"9 passes: ran {phase}" for phase in ran), table, ""])
 
 
+AT = "void at::native::"
+
+
 @pytest.mark.parametrize(
     ("name", "counts"),
     [
@@ -61,18 +64,9 @@ def printed(*rows: list[str], ran: tuple[str, ...] = ()) -> str:
         ("void implicit_convolve_sgemm<__nv_bfloat16, __nv_bfloat16, (int)1024>(int)", True),
         (f"void cutlass::Kernel2<{CUTLASS}>(T1::Params)", True),
         ("void cutlass::Kernel2<cutlass_80_simt_sgemm_64x64_8x5_nn_align1>(T1::Params)", False),
-        (
-            "void at::native::elementwise_kernel<(int)128, void f<at::native::direct_copy_kernel_cuda(int)>>(T3)",
-            True,
-        ),
-        (
-            "void at::native::elementwise_kernel<(int)128, void f<at::native::CUDAFunctor_add<float>>>(T3)",
-            False,
-        ),
-        (
-            "void at::native::vectorized_elementwise_kernel<(int)4, at::native::direct_copy_kernel(int)>(T3)",
-            False,
-        ),
+        (AT + "elementwise_kernel<(int)128, void f<at::native::direct_copy_kernel_cuda(int)>>(T3)", True),
+        (AT + "elementwise_kernel<(int)128, void f<at::native::CUDAFunctor_add<float>>>(T3)", False),
+        (AT + "vectorized_elementwise_kernel<(int)4, at::native::direct_copy_kernel(int)>(T3)", False),
     ],
 )
 def test_the_heaviest_kernels_are_counted_by_what_tells_them_apart(name: str, counts: bool) -> None:
@@ -123,21 +117,15 @@ def test_the_longest_launch_of_each_kernel_counts() -> None:
     assert (last.us, last.sm, last.dram, last.l1_hits, last.sector_bytes) == (8.0, 25.0, 100.0, 55.0, 16.0)
     assert (last.sentence, last.blocks, last.sms) == (None, 9, 132)
     assert (gemm.us, gemm.blocks) == (1000.0, 4) and (anew.us, anew.blocks) == (1.0, 36)
-    assert (
-        lazy.us is None
-        and lazy.sentence == copy.sentence == "no launch was counted in an eager G_pl or D_main"
-    )
+    assert lazy.us is None and lazy.sentence == copy.sentence
+    assert lazy.sentence == "no launch was counted in an eager G_pl or D_main"
 
 
 def test_what_ncu_prints_is_read_and_a_ratio_of_nothing_is_no_number() -> None:
-    rows = (
-        ["0", "k", "(64, 2, 1)", "20.5", "31", "nan", "0", "8,000"],
-        ["1", "k", "(4, 1, 1)", "1", "2", "", "3", "4"],
-    )
-    (row, _) = read_launches(printed(*rows))
-    assert row == Launch(
-        "k", 128, {"sm": 20.5, "dram": 31.0, "l1_hits": None, "of_sector": 0.0, "ns": 8000.0}
-    )
+    cells = ["0", "k", "(64, 2, 1)", "20.5", "31", "nan", "0", "8,000"]
+    (row, _) = read_launches(printed(cells, ["1", "k", "(4, 1, 1)", "1", "2", "", "3", "4"]))
+    values = {"sm": 20.5, "dram": 31.0, "l1_hits": None, "of_sector": 0.0, "ns": 8000.0}
+    assert row == Launch("k", 128, values)
     (counted,) = tools.pick_launches([heavy("k")], [row], ["G_main"], 132)
     assert (counted.us, counted.sector_bytes, counted.blocks) == (8.0, None, 128)
 
@@ -196,10 +184,7 @@ def test_the_watched_process_runs_what_the_file_says(
 
 def is_running(state: Path) -> bool:
     """Return whether a process is there and no zombie, by its file in /proc."""
-    try:
-        return state.read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_a_tool_that_takes_too_long_ends_with_the_program_that_it_watches(tmp_path: Path) -> None:
@@ -207,9 +192,10 @@ def test_a_tool_that_takes_too_long_ends_with_the_program_that_it_watches(tmp_pa
     with pytest.raises(TimeoutError, match="not done after 2 s"):
         tools.run_tool([program(tmp_path, f"sleep 60 & echo $! > {child}; wait")], 2.0)
     state, until = Path(f"/proc/{child.read_text().strip()}/stat"), time.monotonic() + 60
-    while is_running(state) and time.monotonic() < until:  # a killed process takes a moment
-        time.sleep(0.01)
-    assert not is_running(state)
+    with contextlib.suppress(OSError):  # gone between two looks
+        while is_running(state) and time.monotonic() < until:  # a killed process takes a moment
+            time.sleep(0.01)
+        assert not is_running(state)
 
 
 @pytest.mark.parametrize(

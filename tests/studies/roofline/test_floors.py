@@ -8,7 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from ladder.studies.roofline import floors
 from ladder.studies.roofline.floors import Count, Op, OrdinaryConvolutions
 from stylegan_lite import resample
-from stylegan_lite.config import Workload
+from stylegan_lite.config import Recipe, Workload
+from stylegan_lite.networks import Discriminator, Generator
 from tests.support.small import SMALL
 
 
@@ -119,18 +120,12 @@ def test_bf16_halves_the_images_and_of_the_optimizer_only_the_gradients_of_the_c
 
 
 def test_adam_moves_five_numbers_a_weight_and_the_average_three(counted):
-    from stylegan_lite.config import Recipe
-    from stylegan_lite.networks import Discriminator, Generator
-
-    workload = Workload.from_dict(SMALL)
-    sizes = [
-        sum(p.numel() for p in net(workload, Recipe()).parameters()) for net in (Generator, Discriminator)
-    ]
-    found = counted["fp32"]
-    assert found["G_main"].bytes["optimizer"] == found["G_pl"].bytes["optimizer"] == 20 * sizes[0]
-    assert found["D_main"].bytes["optimizer"] == 20 * sizes[1]
-    assert found["D_main"].bytes["moving average"] == 12 * sizes[0]
-    assert found["G_main"].bytes["moving average"] == 0
+    workload, moved = Workload.from_dict(SMALL), {key: floor.bytes for key, floor in counted["fp32"].items()}
+    networks = (Generator(workload, Recipe()), Discriminator(workload, Recipe()))
+    sizes = [sum(p.numel() for p in network.parameters()) for network in networks]
+    assert moved["G_main"]["optimizer"] == moved["G_pl"]["optimizer"] == 20 * sizes[0]
+    assert moved["D_main"]["optimizer"] == 20 * sizes[1]
+    assert moved["D_main"]["moving average"] == 12 * sizes[0] and moved["G_main"]["moving average"] == 0
 
 
 def test_a_first_moment_moves_only_with_momentum(counted):

@@ -28,14 +28,6 @@ def write_result(folder, name, recorded, gpu="NVIDIA H200", kind="roofline"):
     (folder / name).write_text(json.dumps(data))
 
 
-def seconds(rates, op=OP, layout="channels_last"):
-    """Return the seconds of a convolution at the ceilings and these rates."""
-    known = derive.Rates(GPU)
-    known.add(CEILINGS, "facts")
-    known.add(rates, "today")
-    return known.time_convolution(op, layout)[0]
-
-
 def test_the_highest_of_earlier_results_and_today_counts(tmp_path):
     write_result(tmp_path, f"{GPU}-article.json", {"copy": 4.5e12, KEY: 500e12})
     write_result(tmp_path, f"{GPU}-large.json", {"copy": 4.1e12, KEY: 600e12})
@@ -44,22 +36,27 @@ def test_the_highest_of_earlier_results_and_today_counts(tmp_path):
     rates.add({KEY: 550e12, "copy": 4.6e12}, "today")
     assert rates.known[KEY].value == 600e12, "a bad day must not raise the floor"
     assert rates.known["copy"].source == "today"
+    assert {study.choose_rates(name, tmp_path).gpu for name in (GPU, "NVIDIA H200", "h200")} == {GPU}
+    with pytest.raises(UserError, match=f"no rates are recorded of 'A100'; there are: {GPU}"):
+        study.choose_rates("A100", tmp_path)
+    with pytest.raises(UserError, match="no rate of 'matmul bf16' is recorded for nvidia-l4"):
+        derive.Rates("nvidia-l4").time_convolution(OP, "nchw")
 
 
-def test_another_gpus_rates_and_other_files_do_not_count(tmp_path):
-    write_result(tmp_path, f"{GPU}-x.json", {"copy": 9e12}, gpu="NVIDIA H200 NVL")
-    write_result(tmp_path, f"{GPU}-y.json", {"copy": 9e12}, kind="profile")
+IMPOSSIBLE = [float("nan"), float("inf"), -1, True, "9e12", [9e12], None]
+
+
+@pytest.mark.parametrize(
+    ("value", "more"),
+    [(9e12, {"gpu": "NVIDIA H200 NVL"}), (9e12, {"kind": "profile"}), *((value, {}) for value in IMPOSSIBLE)],
+)
+def test_another_gpus_rates_other_files_and_impossible_values_do_not_count(tmp_path, value, more):
+    write_result(tmp_path, f"{GPU}-x.json", {"copy": value}, **more)
     (tmp_path / f"{GPU}-z.json").write_text("{")
     assert not study.load_rates(GPU, tmp_path).known
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, True, "9e12", [9e12], None])
-def test_what_cannot_be_a_rate_does_not_count(tmp_path, value):
-    write_result(tmp_path, f"{GPU}-x.json", {"copy": value})
-    assert not study.load_rates(GPU, tmp_path).known
-
-
-LARGE = Op("forward", (8, 128, 128, 128), (128, 128, 3, 3), 1, 1, "bf16")
+LARGE = Op("forward", (8, 128, 128, 128), (128, 128, 3, 3), 1, 1, "bf16").key("channels_last")
 NARROW = Op("forward", (8, 32, 512, 512), (32, 32, 3, 3), 1, 1, "bf16")
 THIN = Op("forward", (8, 64, 256, 256), (8, 64, 1, 1), 1, 0, "bf16")
 RGB = Op("forward", (8, 64, 256, 256), (3, 64, 1, 1), 1, 0, "bf16")
@@ -72,38 +69,18 @@ THIN_BYTES = 2 * (8 * 64 * 256**2 + 8 * 64 + 8 * 8 * 256**2)
     [
         (OP, {KEY: 400e12}, OP.flops / 400e12),
         (OP, {KEY: 100e12}, OP.flops / 340e12),  # the least that this kind is known to reach
-        (
-            NARROW,
-            {NARROW.key("channels_last"): 100e12},
-            NARROW.flops / 100e12,
-        ),  # nothing is known of 32 channels
-        (
-            OP,
-            {LARGE.key("channels_last"): 650e12},
-            OP.flops / 650e12,
-        ),  # not measured: the highest of its kind
-        (OP, {LARGE.key("channels_last"): 650e12, LARGE.key("nchw"): 700e12}, OP.flops / 650e12),
+        (NARROW, {NARROW.key("channels_last"): 100e12}, NARROW.flops / 100e12),  # nothing is known of 32 channels
+        (OP, {LARGE: 650e12}, OP.flops / 650e12),  # not measured: the highest of its kind, and of its layout
+        (OP, {LARGE: 650e12, LARGE.replace("channels_last", "nchw"): 700e12}, OP.flops / 650e12),
         (THIN, {}, THIN_BYTES / 4e12),  # not measured: at least a copy of its tensors
         (RGB, {RGB.key("channels_last"): 2.6e12}, 2 * (3 * 64 + 8 * 3 * 256**2) / 4e12),  # however slow
         (FP32, {}, FP32.flops / 395e12),  # no class known: the matmul rate
     ],
-)
+)  # fmt: skip
 def test_the_best_time_of_a_convolution(op, rates, expected):
-    assert seconds(rates, op) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("name", ["nvidia-h200", "NVIDIA H200", "h200"])
-def test_a_gpu_may_be_named_as_people_do(name, tmp_path):
-    write_result(tmp_path, f"{GPU}-x.json", {})
-    assert study.choose_rates(name, tmp_path).gpu == GPU
-
-
-def test_a_gpu_without_rates_is_refused_with_those_that_have_some(tmp_path):
-    write_result(tmp_path, "nvidia-h100-article.json", {}, gpu="NVIDIA H100")
-    with pytest.raises(UserError, match="nvidia-h100"):
-        study.choose_rates("A100", tmp_path)
-    with pytest.raises(UserError, match="no rate of 'matmul bf16' is recorded for nvidia-l4"):
-        derive.Rates("nvidia-l4").time_convolution(OP, "nchw")
+    known = derive.Rates(GPU)
+    known.add(CEILINGS | rates, "today")
+    assert known.time_convolution(op, "channels_last")[0] == pytest.approx(expected)
 
 
 def tune(folder, rows, gpu="NVIDIA H200", **fields):
@@ -133,17 +110,21 @@ def test_copies_that_kernels_were_tuned_against_are_on_record(tmp_path):
     assert tune(tmp_path, [slow | {"driver_copy_microseconds": 200.0}]).value == pytest.approx(5e12)
 
 
+DAMAGE = [
+    {"gpu": "NVIDIA L4"},
+    {"gpu": 7},
+    {"kind": ["tuning"]},
+    {"kind": "a tuning"},
+    {"timed": 3},
+    {"more": 1},
+]
+
+
 @pytest.mark.parametrize(
-    "damage",
-    [{"gpu": "NVIDIA L4"}, {"gpu": 7}, {"kind": ["tuning"]}, {"kind": "a tuning"}, {"timed": 3}, {"more": 1}],
+    ("us", "damage"), [(1.0, each) for each in DAMAGE] + [(us, {}) for us in (0, *IMPOSSIBLE)]
 )
-def test_a_tuning_of_another_gpu_or_damaged_does_not_count(tmp_path, damage):
-    assert tune(tmp_path, [{"bytes": 10**9, "copy_microseconds": 1.0}], **damage) is None
-
-
-@pytest.mark.parametrize("us", [0, -1.0, "1", True, None, float("nan"), float("inf")])
-def test_what_cannot_be_a_time_of_a_copy_does_not_count(tmp_path, us):
-    assert tune(tmp_path, [{"bytes": 10**9, "copy_microseconds": us}]) is None
+def test_a_tuning_of_another_gpu_or_damaged_does_not_count(tmp_path, us, damage):
+    assert tune(tmp_path, [{"bytes": 10**9, "copy_microseconds": us}], **damage) is None
 
 
 def test_the_committed_results_hold_the_rates_of_the_h200():
