@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ladder.studies.upstream import source
-from ladder.studies.upstream.examined import Wide
+from ladder.studies.upstream.step import Wide
 from ladder.training import checkpoint
 from ladder.training.nvidia import names
 from stylegan_lite import Recipe, Workload
@@ -29,9 +29,9 @@ torch.set_num_threads(1)
 
 def made(networks: object) -> dict[str, nn.Module]:
     """Return NVIDIA's networks with random weights, also where its own begin at zero."""
-    of_g = SIZE
-    if source.takes_one(networks.Generator, "synthesis_kwargs"):  # stylegan2-ada-pytorch
-        of_g = {"synthesis_kwargs": SIZE}
+    of_g = (
+        source.pick_accepted(networks.Generator, synthesis_kwargs=SIZE) or SIZE
+    )  # stylegan2-ada-pytorch, stylegan3
     found = {label: networks.Generator(**LATENT, **BOTH, **of_g) for label in ("G", "G_ema")}
     found["D"] = networks.Discriminator(**BOTH, **SIZE, epilogue_kwargs={"mbstd_group_size": 4})
     with torch.no_grad():

@@ -27,12 +27,13 @@ GENERATION = "generation "
 TIMES_UNPATCHED, TIMES_MEDIAN = 1.5, 3.0
 ROUNDING = 1e-6  # an error that is FP32's rounding
 Side = Literal["upstream", "patched", "ours"]
-Generations = Annotated[int, Meta(ge=1, le=100)]
-Cycles = Annotated[int, Meta(ge=1, le=1000)]
 GENERATIONS = "Generations: fresh processes of each side, including those of --resume. [default: 5; CPU: 1]"
-
-
-# --- what a file stores -----------------------------------------------------------------------------------------------
+CYCLES = "Timed 16-step cycles of each process. [default: 2; CPU: 1]"
+PATCHED_COPY = (
+    "Also measure a copy of the clone with the files of `ladder export --like nvidia` in place of its own."
+)
+SEEDED = "Seed for weights, latents, and the order of images and visits."
+# fmt: off
 
 
 class Options(frame.Options):
@@ -41,23 +42,15 @@ class Options(frame.Options):
     clone: Annotated[str | None, declare_option("The clone.", argument=True, metavar="CLONE")] = None
     ladder: Annotated[str, declare_option("The ladder whose top is measured.", metavar="NAME|FILE")] = "full"
     generations: Annotated[
-        Generations | None, declare_option(GENERATIONS, flags=["--generations", "--rounds"])
+        Annotated[int, Meta(ge=1, le=100)] | None, declare_option(GENERATIONS, flags=["--generations", "--rounds"])
     ] = None
-    cycles: Annotated[
-        Cycles | None, declare_option("Timed 16-step cycles of each process. [default: 2; CPU: 1]")
-    ] = None
-    inspect: Annotated[bool, declare_option("Check parity and receipts of our step before it is timed.")] = (
-        True
-    )
-    patched: Annotated[
-        bool,
-        declare_option(
-            "Also measure a copy of the clone with the files of `ladder export --like nvidia` in place of its own."
-        ),
-    ] = False
-    seed: Annotated[
-        Seed, declare_option("Seed for weights, latents, and the order of images and visits.")
-    ] = 0
+    cycles: Annotated[Annotated[int, Meta(ge=1, le=1000)] | None, declare_option(CYCLES)] = None
+    inspect: Annotated[bool, declare_option("Check parity and receipts of our step before it is timed.")] = True
+    patched: Annotated[bool, declare_option(PATCHED_COPY)] = False
+    seed: Annotated[Seed, declare_option(SEEDED)] = 0
+
+
+# fmt: on
 
 
 class Source(Record):
@@ -92,13 +85,12 @@ class PhaseErrors(Record, kw_only=True):
 
     def find_problem(self) -> str | None:
         """Return one line if a patched error is too large, else None."""
-        for words, theirs, ours, least in (
-            ("", self.unpatched, self.patched, self.least),
-            (" over tensors", self.unpatched_tensors, self.patched_tensors, self.least_tensors),
-        ):
+        together = ("error", self.unpatched, self.patched, self.least)
+        by_tensor = ("error over tensors", self.unpatched_tensors, self.patched_tensors, self.least_tensors)
+        for words, theirs, ours, least in (together, by_tensor):
             times = TIMES_UNPATCHED if least > TIMES_UNPATCHED else TIMES_MEDIAN
             if not ours <= max(times * theirs, ROUNDING):
-                return f"error{words} {ours:.2g}, unpatched {theirs:.2g}"
+                return f"{words} {ours:.2g}, unpatched {theirs:.2g}"
         return None
 
 
@@ -109,21 +101,16 @@ class PhaseTime(Record):
     kernels: Annotated[float, records.number_between(0, 1e7)]
 
 
+Settings = dict[records.Identifier, bool | int | float | records.Text | None]
+
+
 class Visit(Record):
     """The outcome of a program in a generation."""
 
     status: Status
     reason: records.Text | None = None
     round: Round | None = None
-    settings: (
-        Annotated[dict[records.Identifier, bool | int | float | records.Text | None], size_between(32)] | None
-    ) = None
-
-
-Errors = Annotated[dict[Phase, PhaseErrors], size_between(4)]
-PhaseTimes = Annotated[
-    dict[Literal["upstream", "patched"], Annotated[dict[Phase, PhaseTime], size_between(4)]], size_between(2)
-]
+    settings: Annotated[Settings, size_between(32)] | None = None
 
 
 class Observed(frame.Observation, kw_only=True):
@@ -133,9 +120,9 @@ class Observed(frame.Observation, kw_only=True):
     receipts: Receipts | None = None
     inspection: Inspection | None = None
     batch: records.Count | None = None
-    errors: Errors = {}
-    phases: PhaseTimes | None = None
-    programs: Annotated[dict[Side, Visit], size_between(3)] = {}
+    errors: dict[Phase, PhaseErrors] = {}
+    phases: dict[Literal["upstream", "patched"], dict[Phase, PhaseTime]] | None = None
+    programs: dict[Side, Visit] = {}
     gpu: RunGpu | None = None
 
 
@@ -178,10 +165,8 @@ class Program:
 
     def derive_walls(self) -> dict[str, float]:
         """Return the median wall ms of a step without lazy phases ("main"), and of what each lazy phase adds."""
-        values = {"main": [each.main_ms for each in self.rounds if each.main_ms]}
-        for phase in IN_ORDER:
-            lazy = [each.lazy_ms or {} for each in self.rounds]
-            values[phase] = [each[phase] for each in lazy if phase in each]  # type: ignore[index]
+        times = [{"main": each.main_ms, **(each.lazy_ms or {})} for each in self.rounds]
+        values = {name: [each[name] for each in times if each.get(name)] for name in ("main", *IN_ORDER)}
         return {name: statistics.median(each) for name, each in values.items() if each}
 
 
@@ -226,9 +211,11 @@ def find_parity_problem(each: Observed) -> str | None:
     """Return why the gradients of the patched clone are wrong by today's budget, in one line, or None."""
     if each.status != "ok":
         return each.reason
-    problems = {phase: errors.find_problem() for phase, errors in each.errors.items()}
-    problems |= {phase: "not compared" for phase in IN_ORDER if phase not in each.errors}  # type: ignore[misc]
-    return next((f"{phase}: {problem}" for phase, problem in problems.items() if problem), None)
+    for phase in IN_ORDER:
+        errors = each.errors.get(phase)  # type: ignore[call-overload]
+        if problem := errors.find_problem() if errors else "not compared":
+            return f"{phase}: {problem}"
+    return None
 
 
 def find_refusal(file: File, side: str) -> tuple[Status, str | None] | None:

@@ -10,7 +10,6 @@ import shutil
 import sys
 import types
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,24 +90,11 @@ def load(folder: Path) -> Modules:
 def build_ops(modules: Modules) -> None:
     """Compile and load the CUDA ops, side by side: each takes a minute, most of it one file and one core.
 
-    Raises RuntimeError where an op falls back to its slow reference.
-    """
-    with _importable_extensions(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with ThreadPoolExecutor(len(_OPS)) as threads:
-            built = [*threads.map(lambda name: modules.ops[name]._init(), _OPS)]
-    for name, there in zip(_OPS, built, strict=True):
-        if not there:
-            why = str(caught[-1].message).strip() if caught else "no reason was given"
-            raise RuntimeError(f"NVIDIA's {name} did not build: {why.splitlines()[-1]}")
+    NVIDIA's loader imports an extension by name, which newer torch does not enter into `sys.modules`. A killed build
+    leaves the file `lock`, and torch would wait for it forever.
 
-
-@contextlib.contextmanager
-def _importable_extensions() -> Iterator[None]:
-    """Make `cpp_extension.load` enter its extension into `sys.modules`, and ignore the lock of a dead build.
-
-    NVIDIA's loader imports an extension by name. The pybind11 of newer torch (multi-phase initialization) does not
-    enter the name. A killed build leaves the file `lock`, and torch would wait for it forever.
+    Raises:
+        RuntimeError: an op falls back to its slow reference.
     """
     from torch.utils import cpp_extension
 
@@ -124,9 +110,15 @@ def _importable_extensions() -> Iterator[None]:
 
     cpp_extension.load = load_entered
     try:
-        yield
+        with warnings.catch_warnings(record=True) as caught, ThreadPoolExecutor(len(_OPS)) as threads:
+            warnings.simplefilter("always")
+            built = [*threads.map(lambda name: modules.ops[name]._init(), _OPS)]
     finally:
         cpp_extension.load = load
+    for name, there in zip(_OPS, built, strict=True):
+        if not there:
+            why = str(caught[-1].message).strip() if caught else "no reason was given"
+            raise RuntimeError(f"NVIDIA's {name} did not build: {why.splitlines()[-1]}")
 
 
 def switch_gradfix(modules: Modules, device: str) -> bool:
@@ -149,7 +141,7 @@ def switch_gradfix(modules: Modules, device: str) -> bool:
     return gradfix.enabled
 
 
-def parameters(function: Any) -> dict[str, inspect.Parameter]:
+def list_parameters(function: Any) -> dict[str, inspect.Parameter]:
     """Return the parameters of a function. For a class, return those that any `__init__` of its bases names.
 
     NVIDIA's `persistent_class` wraps a class in a class that takes *args and **kwargs.
@@ -160,16 +152,14 @@ def parameters(function: Any) -> dict[str, inspect.Parameter]:
     return {name: each for way in reversed(ways) for name, each in inspect.signature(way).parameters.items()}
 
 
-def accepted(function: Any, **arguments: Any) -> dict[str, Any]:
-    """Return the arguments that this version of the repository accepts."""
-    known = parameters(function)
-    return {key: value for key, value in arguments.items() if key in known}
-
-
-def takes_one(function: Any, name: str) -> bool:
-    """Return whether the function has an argument of this name, besides a catch-all `**name`."""
-    known = parameters(function).get(name)
-    return known is not None and known.kind is not known.VAR_KEYWORD
+def pick_accepted(function: Any, **arguments: Any) -> dict[str, Any]:
+    """Return the arguments that this version of the repository accepts, by a name of their own."""
+    known = list_parameters(function)
+    return {
+        name: value
+        for name, value in arguments.items()
+        if name in known and known[name].kind is not inspect.Parameter.VAR_KEYWORD
+    }
 
 
 def _stand_in(name: str, **content: Any) -> None:

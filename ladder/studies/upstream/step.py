@@ -7,16 +7,27 @@ convolutions while training, Adam with the learning rates of lazy regularization
 The code between them is one iteration of NVIDIA's training loop, written anew, because that loop never returns. It
 draws images and latents for all phases. Each phase computes its loss, one flat tensor of gradients without NaN, and
 Adam. The moving average comes last.
+
+A step whose recipe names a folder `findings` is never timed. It examines itself while it is prepared, and writes what
+it finds there: the gradients or the GPU time of each phase. Gradients come from weights, images, latents and noise that
+are the same in every such process, whatever the ops and precision.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
+import hashlib
 import importlib.util
+import json
 import math
+import statistics
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ladder.core.errors import UserError
@@ -28,31 +39,36 @@ if TYPE_CHECKING:
     from ladder.core.records import Fields
 
 CONTRACT = 1
-PACKAGE = """from ladder.studies.upstream.step import CONTRACT as CONTRACT
-from ladder.studies.upstream.examined import make_step as make_step
-"""
+PACKAGE = "from ladder.studies.upstream.step import CONTRACT as CONTRACT, make_step as make_step\n"
 FP16_RESOLUTIONS, CLAMP = 4, 256
 NAMES = dict(
     zip(("Gmain", "Greg", "Dmain", "Dreg"), IN_ORDER, strict=True)
 )  # NVIDIA's names of the phases, and ours
 WORKERS, PREFETCH = 3, 2
-SAME = {"norm": "demod", "spectral_norm": False}  # fixed in NVIDIA's networks
+SEEN = "seen.json"
+GRADIENTS, EXACT, TIMES = "gradients", "exact gradients", "times"  # what is examined
+MOVED = 0.1  # each weight moves by this times a normal number: biases and noise strengths begin at zero
+REPEATS = 4  # profiled runs of each phase
+# Images, latents and noise that gradients are computed from. One input says little: where FP16 flips the sign of a few
+# activations of a small network, an error is ten times as large.
+INPUTS = 6
+ZERO = 1e-7  # of a phase's whole gradient: a smaller tensor counts as zero
+MOST = 1e30  # the largest error; a file holds no infinity
 
 
-def refuse(workload: Fields) -> None:
+def refuse_workload(workload: Fields) -> None:
     """Raise UserError for a workload that NVIDIA's networks do not support."""
-    for key, value in SAME.items():
+    for key, value in (("norm", "demod"), ("spectral_norm", False)):
         if workload.get(key, value) != value:
             raise UserError(f"workload: {key}: NVIDIA's networks have {value!r} alone, not {workload[key]!r}")
 
 
-def _dataworkers() -> Any:
-    """Return our module from its file: in this process `stylegan_lite` is a package that stands for NVIDIA's."""
-    path = ROOT / "stylegan_lite" / "dataworkers.py"
-    spec = importlib.util.spec_from_file_location("ladder.studies.upstream.dataworkers", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def make_step(workload: Fields, recipe: Fields, *, device: str, seed: int = 0) -> UpstreamStep:
+    """Build NVIDIA's step to be timed, or one that examines itself if the recipe names a folder for findings."""
+    if "findings" not in recipe:
+        return UpstreamStep(workload, Path(recipe["folder"]), device, seed)
+    kind = Times if recipe["what"] == TIMES else Gradients
+    return kind(workload | {"data": None}, recipe, device, seed)
 
 
 class UpstreamStep:
@@ -81,11 +97,14 @@ class UpstreamStep:
         self.G, self.D = (net.train().requires_grad_(False).to(device) for net in self._networks())
         self.G_ema = copy.deepcopy(self.G).eval()
         nets = {"G": self.G} | {f"G_{part}": getattr(self.G, part, None) for part in ("mapping", "synthesis")}
+        gamma = workload["r1_gamma"]
+        if gamma is None:  # NVIDIA's rule
+            gamma = 0.0002 * workload["resolution"] ** 2 / workload["batch"]
         self.loss = modules.loss.StyleGAN2Loss(
-            device=torch.device(device), D=self.D, r1_gamma=self._gamma(),
+            device=torch.device(device), D=self.D, r1_gamma=gamma,
             style_mixing_prob=workload["style_mixing"], pl_weight=workload["pl_weight"],
             pl_batch_shrink=workload["pl_batch_shrink"], pl_decay=workload["pl_decay"],
-            **source.accepted(modules.loss.StyleGAN2Loss, **nets, pl_no_weight_grad=True),
+            **source.pick_accepted(modules.loss.StyleGAN2Loss, **nets, pl_no_weight_grad=True),
         )  # fmt: skip
         self.updates = [
             *self._updates_of("G", self.G, "pl_interval"),
@@ -103,18 +122,13 @@ class UpstreamStep:
         both = {"c_dim": 0, "img_resolution": ours["resolution"], "img_channels": 3}
         mapping = {"num_layers": ours["mapping_layers"], "w_avg_beta": ours["w_avg_beta"]}
         latent = {"z_dim": ours["z_dim"], "w_dim": ours["w_dim"]}
-        options = size | source.accepted(networks.SynthesisBlock, fused_modconv_default="inference_only")
-        if source.takes_one(networks.Generator, "synthesis_kwargs"):  # the version of stylegan2-ada-pytorch
-            options = {"synthesis_kwargs": options}
+        options = size | source.pick_accepted(networks.SynthesisBlock, fused_modconv_default="inference_only")
+        # stylegan2-ada-pytorch takes them in a dict
+        options = source.pick_accepted(networks.Generator, synthesis_kwargs=options) or options
         return (
             networks.Generator(**latent, **both, **options, mapping_kwargs=mapping),
             networks.Discriminator(**both, **size, epilogue_kwargs={"mbstd_group_size": ours["mbstd_group"]}),
         )
-
-    def _gamma(self) -> float:
-        """Return R1's weight: the workload's, or by NVIDIA's rule."""
-        gamma = self.workload["r1_gamma"]
-        return 0.0002 * self.workload["resolution"] ** 2 / self.workload["batch"] if gamma is None else gamma
 
     def _updates_of(self, name: str, module: Any, interval: str) -> list[tuple[str, Any, Any, int]]:
         every = self.workload[interval]
@@ -138,7 +152,11 @@ class UpstreamStep:
         order = torch.utils.data.RandomSampler(
             data, num_samples=2**40, generator=torch.Generator().manual_seed(seed)
         )
-        workers = _dataworkers()
+        # Ours, from its file: in this process `stylegan_lite` is a package that stands for NVIDIA's.
+        path = ROOT / "stylegan_lite" / "dataworkers.py"
+        spec = importlib.util.spec_from_file_location("ladder.studies.upstream.dataworkers", path)
+        workers = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(workers)
         loader = torch.utils.data.DataLoader(
             data, batch_size=self.workload["batch"], sampler=order, pin_memory=self.device == "cuda",
             num_workers=WORKERS, prefetch_factor=PREFETCH, worker_init_fn=workers.begin,
@@ -190,7 +208,7 @@ class UpstreamStep:
         adam.zero_grad(set_to_none=True)
         module.requires_grad_(True)
         compute = self.loss.accumulate_gradients
-        also = source.accepted(compute, sync=True, cur_nimg=self.seen)
+        also = source.pick_accepted(compute, sync=True, cur_nimg=self.seen)
         compute(phase=name, real_img=images, real_c=labels, gen_z=z, gen_c=labels, gain=interval, **also)
         module.requires_grad_(False)
 
@@ -235,3 +253,180 @@ class UpstreamStep:
 
     def close(self) -> None:
         self.images = None
+
+
+# --- examinations -----------------------------------------------------------------------------------------------------
+
+
+class Draws:
+    """Random numbers that depend on the seed and the order of draws alone, not on a tensor's precision or device.
+
+    While entered, `torch.randn`, `torch.randn_like` and `torch.rand` draw FP32 numbers on the CPU. `shapes` is a hash:
+    it shows whether two processes have drawn the same shapes in the same order.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.shapes = hashlib.sha256()
+        self.own = {name: getattr(torch, name) for name in ("randn", "rand", "randn_like")}
+
+    def __enter__(self) -> Draws:
+        torch.randn = functools.partial(self._draw, self.own["randn"])
+        torch.rand = functools.partial(self._draw, self.own["rand"])
+        torch.randn_like = lambda like, dtype=None, device=None, **_: self._draw(
+            self.own["randn"], like.shape, dtype=dtype or like.dtype, device=device or like.device
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, function in self.own.items():
+            setattr(torch, name, function)
+
+    def _draw(
+        self, draw: Callable[..., Any], *size: Any, dtype: Any = None, device: Any = None, **_: Any
+    ) -> Any:
+        shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
+        self.shapes.update(f"{[int(n) for n in shape]}".encode())
+        numbers = draw(shape, generator=self.generator, dtype=torch.float32)
+        return numbers.to(device or "cpu", dtype or torch.get_default_dtype())
+
+
+class Wide:
+    """The module torch, whose float32 is float64."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, "float64" if name == "float32" else name)
+
+
+@contextlib.contextmanager
+def set_default(dtype: torch.dtype) -> Iterator[None]:
+    """Make a precision that of new tensors inside."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class Gradients(UpstreamStep):
+    """Compare each phase's gradients with exact ones, which another examination wrote into the folder `exact`.
+
+    That one computes in FP64: where NVIDIA's networks name float32, they get float64. No update follows, so every phase
+    sees the same weights.
+    """
+
+    def __init__(self, workload: Fields, recipe: Fields, device: str, seed: int) -> None:
+        self.findings, self.exact, self.draws = Path(recipe["findings"]), Path(recipe["exact"]), Draws(seed)
+        self.is_exact = recipe["what"] == EXACT
+        self.dtype = torch.float64 if self.is_exact else torch.get_default_dtype()
+        if self.is_exact:
+            self.fp16_resolutions = 0
+        with set_default(self.dtype), self.draws:
+            super().__init__(workload, Path(recipe["folder"]), device, seed)
+            with torch.no_grad():
+                for weight in [*self.G.parameters(), *self.D.parameters()]:
+                    # in FP32, so that FP64 gets the same numbers
+                    moves = torch.randn(weight.shape, device=self.device, dtype=torch.float32)
+                    weight.copy_(weight.float() + MOVED * moves)
+
+    def _networks(self) -> tuple[Any, Any]:
+        if self.is_exact:
+            self.modules.networks.torch = Wide()
+        return super()._networks()
+
+    def prepare(self) -> None:
+        """Compute the gradients, and write their errors; exact ones are written rounded by 3e-8."""
+        if self.is_exact:
+            torch.backends.cudnn.benchmark = False  # trying every algorithm in FP64 takes minutes
+        errors: dict[str, list[Any]] = {}
+        shape = (self.workload["batch"], 3, *2 * (self.workload["resolution"],))
+        with set_default(self.dtype), self.draws:
+            torch.manual_seed(0)  # for whole numbers, which are drawn on the device
+            for number in range(INPUTS):
+                levels = torch.randint(256, shape, generator=self.draws.generator).to(torch.float32)
+                images = (levels / 127.5 - 1).to(self.device, torch.get_default_dtype())
+                for update in self.updates:
+                    z = torch.randn([len(images), self.workload["z_dim"]], device=self.device)
+                    self.accumulate(update, images, z)
+                    phase, weights = NAMES[update[0]], [*update[1].parameters()]
+                    grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in weights]
+                    values = torch.cat([each.flatten() for each in grads]).double().cpu().numpy()
+                    path = self.exact / f"{phase}-{number}.npy"
+                    if self.is_exact:
+                        np.save(path, values.astype(np.float32), allow_pickle=False)
+                        continue
+                    exact = np.load(path, mmap_mode="r", allow_pickle=False)
+                    error = derive_error(exact, values, [each.numel() for each in grads])
+                    errors.setdefault(phase, []).append(error)
+        digest = hashlib.sha256()
+        for weight in [*self.G.parameters(), *self.D.parameters()]:
+            digest.update(weight.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+        findings = {"weights": digest.hexdigest(), "draws": self.draws.shapes.hexdigest(), "errors": errors}
+        (self.findings / SEEN).write_text(json.dumps(findings))
+
+
+class Times(UpstreamStep):
+    """Write the GPU time in ms of each phase with its update: the union of its kernels and copies, under a profiler."""
+
+    def __init__(self, workload: Fields, recipe: Fields, device: str, seed: int) -> None:
+        self.findings = Path(recipe["findings"])
+        super().__init__(workload, Path(recipe["folder"]), device, seed)
+
+    def prepare(self) -> None:
+        """Warm up, profile and write."""
+        from ladder.engine import profiling
+        from ladder.receipts import traces
+
+        super().prepare()
+        self.step()  # every phase once more: its convolutions are tuned, its kernels compiled
+        profiling.load_profiler()
+        images, latents = self.draw()
+        runs = [*zip(self.updates, latents.split(self.workload["batch"]), strict=True)] * REPEATS
+        recorded = profiling.Recorded()
+
+        def run_phase(update: Any, z: Any) -> None:
+            self.accumulate(update, images, z)
+            self._update(update[1], update[2])
+            torch.cuda.synchronize()
+
+        def run_phases() -> None:
+            for each in runs:
+                recorded.run(functools.partial(run_phase, *each))
+
+        recorded.profile = traces.profile_cycle(run_phases)
+        times = tabulate_times([NAMES[update[0]] for update, _ in runs], recorded.cycles())
+        (self.findings / SEEN).write_text(json.dumps(times))
+
+
+def tabulate_times(phases: list[str], events: list[Any]) -> dict[str, dict[str, Any]]:
+    """Return by phase the GPU time in ms of each run and the median number of kernels, of each run's events."""
+    from ladder.receipts import traces
+
+    times: dict[str, list[float]] = {}
+    kernels: dict[str, list[int]] = {}
+    for phase, each in zip(phases, events, strict=True):
+        times.setdefault(phase, []).append(
+            traces.busy_ms(each) * CYCLE_STEPS
+        )  # a phase is no cycle of 16 steps
+        kernels.setdefault(phase, []).append(len(traces.list_kernels(each)))
+    return {phase: {"gpu_ms": times[phase], "kernels": statistics.median(kernels[phase])} for phase in times}
+
+
+def derive_error(exact: Any, got: Any, sizes: list[int]) -> tuple[float, float]:
+    """Return the relative L2 error of all gradients together, and the root mean square of each tensor's.
+
+    In the second, a small tensor counts as much as a large one. A tensor whose exact gradient is 0, or FP64's rounding
+    of it (biases in R1), is left out. No tensor's error counts for more than 1.
+    """
+    wrong, right, shares, begin = 0.0, 0.0, [], 0
+    least = (ZERO * float(np.linalg.norm(np.asarray(exact, dtype=np.float64)))) ** 2
+    for size in sizes:
+        tensor = np.asarray(exact[begin : begin + size], dtype=np.float64)
+        off = float(np.linalg.norm(np.asarray(got[begin : begin + size], dtype=np.float64) - tensor)) ** 2
+        norm, begin = float(np.linalg.norm(tensor)) ** 2, begin + size
+        wrong, right = wrong + off, right + norm
+        if norm > least:
+            shares.append(off / norm if off < norm else 1.0)  # also for what is no number
+    whole = math.sqrt(wrong / right) if right else math.sqrt(wrong)
+    return whole if math.isfinite(whole) else MOST, math.sqrt(sum(shares) / max(len(shares), 1))

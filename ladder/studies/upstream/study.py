@@ -46,6 +46,21 @@ if TYPE_CHECKING:
 
 UPSTREAM, PATCHED, OURS = record.UPSTREAM, record.PATCHED, record.OURS
 PROOF, ERRORS, PHASES, GENERATION = record.PROOF, record.ERRORS, record.PHASES, record.GENERATION
+# fmt: off
+STEPS = [
+    Column("step"), Column("ms/step", "ms"), Column("95% interval", "ms interval", 4), Column("GPU ms", "ms", 1),
+    Column("waits for the host", "percent", 5), Column("without R1, path length", "ms", 6),
+    Column("as fast as NVIDIA's", "factor", 2), Column("95% interval", "interval", 8),
+    Column("GPU time less by", "factor", 3), Column("95% interval", "interval", 9), Column("images/s", "count", 10),
+    Column("allocated GiB", "gib", 7), Column("generations", "count", 11), Column("status"),
+]
+PHASE_COLUMNS = [
+    Column("phase"), Column("wall ms, NVIDIA's", "ms", 3), Column("wall ms, patched", "ms", 3),
+    Column("GPU ms, NVIDIA's", "ms", 1), Column("GPU ms, patched", "ms", 1), Column("less by", "factor"),
+    Column("error, NVIDIA's", "error", 2), Column("error, patched", "error", 2),
+    Column("over tensors, NVIDIA's", "error", 4), Column("over tensors, patched", "error", 4),
+]
+# fmt: on
 BATCH = 8  # at most, of the gradients: FP64 takes four times the memory of FP16
 PATIENCE = 1800.0  # seconds of an examination, which sends no sign of life
 
@@ -116,30 +131,28 @@ ladder upstream ../stylegan3 --json > upstream.json
         )
 
     def derive(self, file: File) -> Any:
-        generations, proof = record.list_generations(file), file.observed.get(PROOF) or Observed()
-        figures, first, options = (
-            record.Figures(file),
-            file.cases.get(f"{GENERATION}1") or Case(),
-            file.options,
-        )
-        protocol = {
-            "rounds": len(generations), "cycles": count_cycles(options, file.machine.device), "seed": options.seed,
-            "inspected": options.inspect, "notes": frame.list_cautions(self, file),
-        }  # fmt: skip
+        figures, options = record.Figures(file), file.options
+        generations, first = record.list_generations(file), file.cases.get(f"{GENERATION}1") or Case()
+        proof, compared, timed = (file.observed.get(key) or Observed() for key in (PROOF, ERRORS, PHASES))
         keys = ("side", "rung", "recipe", "status", "reason", "settings", "rounds", "step_ms", "interval_ms")
         patched = None
         if options.patched:
-            compared, timed = file.observed.get(ERRORS) or Observed(), file.observed.get(PHASES) or Observed()
             problem = record.find_parity_problem(compared)
-            parity: dict[str, Any] = {"verdict": "failed: parity" if problem else "ok", "reason": problem}
-            parity |= {"batch": compared.batch, "phases": compared.errors}
+            parity = {
+                "verdict": "failed: parity" if problem else "ok", "reason": problem, "batch": compared.batch,
+                "phases": compared.errors,
+            }  # fmt: skip
             patched = {
                 "digest": first.patch, "parity": parity if compared.batch else None, "phases": timed.phases,
                 "ratio": figures.derive_wall_ratio("patched"), "gpu_ratio": figures.derive_gpu_ratio(PATCHED),
             }  # fmt: skip
         return {
-            "source": first.source, "protocol": protocol,
+            "source": first.source,
             "programs": [{key: getattr(each, key) for key in keys} for each in figures.programs.values()],
+            "protocol": {
+                "rounds": len(generations), "cycles": count_cycles(options, file.machine.device), "seed": options.seed,
+                "inspected": options.inspect, "notes": frame.list_cautions(self, file),
+            },
             "parity": judge_parity(proof.parity), "receipts": proof.receipts, "inspection": proof.inspection,
             "ratio": figures.derive_wall_ratio(), "gpu": generations[-1].gpu if generations else None,
             "patched": patched,
@@ -167,14 +180,14 @@ ladder upstream ../stylegan3 --json > upstream.json
         return lines
 
     def summarize(self, file: File) -> list[str]:
-        source_ = (file.cases.get(f"{GENERATION}1") or Case()).source or Source("networks", "")
+        clone = (file.cases.get(f"{GENERATION}1") or Case()).source or Source("networks", "")
         generations = text.format_count(len(record.list_generations(file)), "generation")
         cycles = text.format_count(count_cycles(file.options, file.machine.device), "16-step cycle")
         return [
             f"NVIDIA's own StyleGAN2 and ours on {file.machine.gpu or file.machine.cpu}",
             f"Workload {frame.describe_workload(file)}, R1 and path length included; {generations} of {cycles}, each in"
-            f" fresh processes, in turn. {frame.describe_software(file)} NVIDIA's: training/{source_.networks}.py of"
-            f" NVlabs/stylegan3 or of a copy, sources {source_.digest}, as --cfg=stylegan2 --aug=noaug.",
+            f" fresh processes, in turn. {frame.describe_software(file)} NVIDIA's: training/{clone.networks}.py,"
+            f" sources {clone.digest}, as --cfg=stylegan2 --aug=noaug.",
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
@@ -193,25 +206,21 @@ def tabulate_steps(file: File, figures: record.Figures) -> Table:
     batch = int((file.workload or {})["batch"] or 0)
     for each in figures.programs.values():
         ms, busy = each.step_ms, figures.derive_gpu_ms(each.side)
-        wall, gpu = figures.derive_wall_ratio(each.side), figures.derive_gpu_ratio(each.side)
-        if each.side == UPSTREAM:
-            wall = gpu = None
+        ratios = [figures.derive_wall_ratio(each.side), figures.derive_gpu_ratio(each.side)]
+        ratios = [None, None] if each.side == UPSTREAM else ratios
         memory = [each.peak_allocated_bytes for each in each.rounds if each.peak_allocated_bytes]
         rows.append([
             {UPSTREAM: "NVIDIA's stylegan2", PATCHED: "the same, patched"}.get(each.side, f"ours, {each.rung}"),
             ms, each.interval_ms, busy, max(0.0, 1 - busy / ms) if ms and busy else None,
-            each.derive_walls().get("main"), wall and wall.median, wall and wall.interval,
-            gpu and gpu.median, gpu and gpu.interval, 1000 * batch / ms if ms else None,
-            max(memory, default=None), len(each.rounds),
+            each.derive_walls().get("main"),
+            *(cell for ratio in ratios for cell in ((ratio.median, ratio.interval) if ratio else (None, None))),
+            1000 * batch / ms if ms else None, max(memory, default=None), len(each.rounds),
             f"{each.status}: {each.reason}" if each.reason else each.status,
         ])  # fmt: skip
     notes = []
-    if file.options.patched:
-        compared = file.observed.get(ERRORS) or Observed()
-        notes.append(f"patched: drop-in files {file.cases[f'{GENERATION}1'].patch}")
-        if compared.batch:
-            verdict = "failed: parity" if record.find_parity_problem(compared) else "ok"
-            notes.append(f"patched: parity {verdict} at batch {compared.batch}, of gradients against FP64")
+    if (compared := file.observed.get(ERRORS) or Observed()).batch:
+        verdict = "failed: parity" if record.find_parity_problem(compared) else "ok"
+        notes.append(f"patched: parity {verdict} at batch {compared.batch}, of gradients against FP64")
     if settings := figures.programs["upstream"].settings:
         ops, backward = ("on" if settings[each] else "off" for each in ("cuda_ops", "fast_double_backward"))
         layers = f"FP16 in {settings['fp16_resolutions']} resolutions"
@@ -221,15 +230,7 @@ def tabulate_steps(file: File, figures: record.Figures) -> Table:
         receipts = proof.receipts or {}
         engaged = sum(each.engaged for each in receipts.values())
         notes.append(f"ours: parity {judged.verdict}, {engaged} of {len(receipts)} receipts")
-    columns = [
-        Column("step"), Column("ms/step", "ms"), Column("95% interval", "ms interval", 4), Column("GPU ms", "ms", 1),
-        Column("waits for the host", "percent", 5), Column("without R1, path length", "ms", 6),
-        Column("as fast as NVIDIA's", "factor", 2), Column("95% interval", "interval", 8),
-        Column("GPU time less by", "factor", 3), Column("95% interval", "interval", 9),
-        Column("images/s", "count", 10), Column("allocated GiB", "gib", 7), Column("generations", "count", 11),
-        Column("status"),
-    ]  # fmt: skip
-    return Table(columns, rows, "", notes)
+    return Table(STEPS, rows, "", notes)
 
 
 def tabulate_phases(file: File, figures: record.Figures) -> Table:
@@ -241,22 +242,19 @@ def tabulate_phases(file: File, figures: record.Figures) -> Table:
     walls = [figures.programs[side].derive_walls() for side in ("upstream", "patched")]  # type: ignore[index]
     rows: list[list[Any]] = [["both main phases", *(each.get("main") for each in walls), *[None] * 7]]
     for phase in IN_ORDER:
-        gpu: list[Any] = [None, None]
         timed = [each[phase] for each in (times.phases or {}).values() if phase in each]
-        if len(timed) == 2:
-            gpu = [statistics.median(each.gpu_ms) for each in timed]
-        errors: list[Any] = [None] * 4
-        if compared.batch and (each := compared.errors.get(phase)):  # type: ignore[call-overload]
-            errors = [each.unpatched, each.patched, each.unpatched_tensors, each.patched_tensors]
+        gpu: list[Any] = (
+            [statistics.median(each.gpu_ms) for each in timed] if len(timed) == 2 else [None, None]
+        )
+        each = compared.errors.get(phase)  # type: ignore[call-overload]
+        errors = (
+            [each.unpatched, each.patched, each.unpatched_tensors, each.patched_tensors]
+            if each
+            else [None] * 4
+        )
         factor = gpu[0] / gpu[1] if gpu[0] and gpu[1] else None
         rows.append([phase, *(each.get(phase) for each in walls), *gpu, factor, *errors])
-    columns = [
-        Column("phase"), Column("wall ms, NVIDIA's", "ms", 3), Column("wall ms, patched", "ms", 3),
-        Column("GPU ms, NVIDIA's", "ms", 1), Column("GPU ms, patched", "ms", 1), Column("less by", "factor"),
-        Column("error, NVIDIA's", "error", 2), Column("error, patched", "error", 2),
-        Column("over tensors, NVIDIA's", "error", 4), Column("over tensors, patched", "error", 4),
-    ]  # fmt: skip
-    return Table(columns, rows)
+    return Table(PHASE_COLUMNS, rows)
 
 
 # --- observing --------------------------------------------------------------------------------------------------------
@@ -297,18 +295,13 @@ def open_clone(job: Job) -> Clone:
     networks = source.networks_of(folder)
     drop_in.refuse_patched(folder)
     texts = drop_in.render_files(package.read_origin()) if job.options.patched else {}
-    for path in list_replaced(texts):
-        if not (folder / "torch_utils" / path).is_file():
+    for path in sorted(texts):
+        if path.count("/") == 1 and not (folder / "torch_utils" / path).is_file():  # those below are new
             raise UserError(f"{folder}: no torch_utils/{path}, which --patched replaces: clone {source.URL}")
     source.refuse_unbuildable(job.device)
-    step.refuse(job.workload)
+    step.refuse_workload(job.workload)
     facts = Source(networks, source.digest_of(folder))  # type: ignore[arg-type]
     return Clone(folder, facts, texts, drop_in.digest_files(texts) if texts else None)
-
-
-def list_replaced(texts: Mapping[str, str]) -> list[str]:
-    """Return the paths of the drop-in files without those of the ops below them."""
-    return [path for path in sorted(texts) if path.count("/") == 1]
 
 
 def copy_patched(clone: Clone, into: Path) -> Path:
@@ -343,13 +336,23 @@ def open_sitting(session: Session) -> Iterator[Sitting]:
         if clone.files:
             clones[PATCHED] = copy_patched(clone, folder / "patched")
         add_package(folder)
+        # cuDNN chooses by trying, so each of NVIDIA's is prepared alone
+        recipes = {side: {"folder": str(place), "cudnn_benchmark": True} for side, place in clones.items()}
+        recipes[OURS] = session.file.cases[PROOF].recipe or {}
         also = bool(clone.files)  # the time without lazy phases, and what each of them costs
-        programs = []
-        for side, place in clones.items():  # cuDNN chooses by trying, so each is prepared alone
-            recipe = {"folder": str(place), "cudnn_benchmark": True}
-            programs.append(Timed(side, "step", side, job.workload, recipe, folder, main=also, lazy=also))
-        ours = session.file.cases[PROOF].recipe or {}
-        programs.append(Timed(OURS, "step", OURS, job.workload, ours, ROOT, main=also, lazy=also))
+        programs = [
+            Timed(
+                side,
+                "step",
+                side,
+                job.workload,
+                recipe,
+                folder if side in clones else ROOT,
+                main=also,
+                lazy=also,
+            )
+            for side, recipe in recipes.items()
+        ]
         rounds = Interleaved(
             job.device, cycles=count_cycles(job.options, job.device), seed=job.options.seed,
             on_wait=lambda: session.report("waiting for another run on this device"),
@@ -378,45 +381,35 @@ def prove_ours(session: Session, case: Case) -> Observed:
     facts = cache.get(recipe)
     if facts is None:
         try:
-            with device_lock(system.device_key(job.device)), Pool() as workers:
-                facts = inspect_ours(session, workers, case)
+            with (
+                device_lock(system.device_key(job.device)),
+                Pool() as workers,
+                contextlib.closing(workers.take()) as worker,
+            ):
+                worker.call(
+                    "build", workload=job.workload, recipe=recipe, device=job.device, seed=job.options.seed,
+                    keep_gradients=True,
+                )  # fmt: skip
+                peak = worker.call("prepare").get("peak_reserved_bytes")
+                facts = inspection.inspect_worker(worker, lambda what: session.report(f"{case.rung}: {what}"))
+            if peak:  # as a run's inspection has it, which takes this one's findings
+                facts["inspection"]["peak_reserved_bytes"] = peak
             cache.put(recipe, facts)
         except WorkerFailure as failure:
             facts = getattr(failure, "found", {})
-            outcome = {"status": failure.status, "reason": text.make_display(failure.reason)}
-    parity = {
-        key: value for key, value in (facts.get("parity") or {}).items() if key not in ("verdict", "reason")
-    }
+            outcome = {"status": failure.status, "reason": failure.reason}
+    derived = ("verdict", "reason")
+    parity = {key: value for key, value in (facts.get("parity") or {}).items() if key not in derived}
     fields = {key: facts.get(key) for key in ("receipts", "inspection")} | {"parity": parity or None}
     return read_record(Observed, text.fit_texts(outcome | fields))
 
 
-def inspect_ours(session: Session, workers: Pool, case: Case) -> dict[str, Any]:
-    """Return what an inspector finds of our step. Raises WorkerFailure if it must not be timed."""
-    from ladder.engine import inspection
-
-    job = session.job
-    with contextlib.closing(workers.take()) as worker:
-        worker.call(
-            "build", workload=job.workload, recipe=case.recipe, device=job.device, seed=job.options.seed,
-            keep_gradients=True,
-        )  # fmt: skip
-        peak = worker.call("prepare").get("peak_reserved_bytes")
-        facts = inspection.inspect_worker(worker, lambda what: session.report(f"{case.rung}: {what}"))
-        if peak:  # as a run's inspection has it, which takes this one's findings
-            facts["inspection"]["peak_reserved_bytes"] = peak
-        return facts
-
-
 def examine_patched(session: Session, sitting: Sitting, key: str) -> Observed:
-    """Compare the gradients of both clones, or measure each phase's GPU time if they are right.
-
-    Each process of a clone writes what it sees into a folder of its own, and is never timed.
-    """
+    """Compare the gradients of both clones, or measure each phase's GPU time if they are right."""
     from ladder.core.locks import device_lock
     from ladder.engine.pool import Pool
     from ladder.machine import system
-    from ladder.studies.upstream.examined import TIMES
+    from ladder.studies.upstream.step import TIMES
 
     if key == PHASES and (refusal := record.find_refusal(session.file, PATCHED)):
         return Observed(status=refusal[0], reason=refusal[1])
@@ -435,86 +428,84 @@ def compare_gradients(session: Session, clones: Mapping[str, Path], workers: Poo
     Raises:
         WorkerFailure: a process failed; its reason says which.
     """
-    from ladder.studies.upstream.examined import EXACT, GRADIENTS
+    from ladder.studies.upstream.step import EXACT, GRADIENTS
 
     batch = min(BATCH, int(session.job.workload["batch"] or BATCH))
     with tempfile.TemporaryDirectory() as folder:
-        exact = examine_clone(session, workers, clones[UPSTREAM], EXACT, folder, batch)
-        theirs, ours = (
-            examine_clone(session, workers, clones[side], GRADIENTS, folder, batch)
-            for side in (UPSTREAM, PATCHED)
+        exact, theirs, ours = (
+            examine_clone(session, workers, clones[side], what, folder, batch)
+            for side, what in ((UPSTREAM, EXACT), (UPSTREAM, GRADIENTS), (PATCHED, GRADIENTS))
         )
     if not exact["draws"] == theirs["draws"] == ours["draws"] or theirs["weights"] != ours["weights"]:
         reason = "the contenders do not begin with the same weights and noise"
         return Observed(status="failed: parity", reason=reason, batch=batch)
-    errors: dict[Any, PhaseErrors] = {
-        phase: join_errors(theirs["errors"][phase], ours["errors"][phase]) for phase in IN_ORDER
-    }
-    return Observed(batch=batch, errors=errors)
+    pairs: dict[Any, Any] = {phase: (theirs["errors"][phase], ours["errors"][phase]) for phase in IN_ORDER}
+    return Observed(batch=batch, errors={phase: join_errors(*each) for phase, each in pairs.items()})
 
 
 def examine_clone(
     session: Session, workers: Pool, clone: Path, what: str, exact: str = "", batch: int | None = None
-) -> dict[str, Any]:
-    """Let a process examine a clone, and return what it wrote. `exact` is the folder of gradients in FP64.
+) -> Any:
+    """Let a process that is never timed examine a clone, and return what it wrote into a folder of its own.
+
+    `exact` is the folder of gradients in FP64.
 
     Raises:
         WorkerFailure: the process failed.
     """
     from ladder.engine.pool import WorkerFailure
-    from ladder.studies.upstream.examined import SEEN
+    from ladder.studies.upstream.step import SEEN
 
     session.report(f"{what}: {clone.name}")
     workload = session.job.workload | ({"batch": batch} if batch else {})
+    recipe = {"folder": str(clone), "what": what, "exact": exact, "cudnn_benchmark": True}
     with tempfile.TemporaryDirectory() as findings, contextlib.closing(workers.take()) as worker:
-        recipe = {
-            "folder": str(clone),
-            "findings": findings,
-            "what": what,
-            "exact": exact,
-            "cudnn_benchmark": True,
-        }
+        recipe["findings"] = findings
         try:
             worker.call("build", workload=workload, recipe=recipe, device=session.job.device, seed=0)
             worker.call("prepare", patience=PATIENCE)
         except WorkerFailure as failure:
             raise WorkerFailure(failure.status, f"{what}: {failure.reason}", failure.reply) from None
-        return json.loads((Path(findings) / SEEN).read_text())  # type: ignore[no-any-return]
+        return json.loads((Path(findings) / SEEN).read_text())
 
 
 def join_errors(theirs: list[list[float]], ours: list[list[float]]) -> PhaseErrors:
     """Return the errors of a phase, from the pair (all, over tensors) of each input: medians over the inputs."""
-    from ladder.studies.upstream.examined import MOST
+    from ladder.studies.upstream.step import MOST
 
-    columns = [*zip(*theirs, strict=True), *zip(*ours, strict=True)]
-    least = [
-        min(patched / max(unpatched, record.ROUNDING) for unpatched, patched in zip(*pair, strict=True))
-        for pair in ((columns[0], columns[2]), (columns[1], columns[3]))
-    ]
-    unpatched, unpatched_tensors, patched, patched_tensors = map(statistics.median, columns)
-    return PhaseErrors(
-        unpatched=unpatched,
-        patched=patched,
-        least=min(least[0], MOST),
-        unpatched_tensors=unpatched_tensors,
-        patched_tensors=patched_tensors,
-        least_tensors=least[1],
-    )
+    values = {}
+    pairs = zip(zip(*theirs, strict=True), zip(*ours, strict=True), strict=True)
+    for name, (unpatched, patched) in zip(("", "_tensors"), pairs, strict=True):
+        ratios = [own / max(other, record.ROUNDING) for other, own in zip(unpatched, patched, strict=True)]
+        values |= {
+            f"unpatched{name}": statistics.median(unpatched),
+            f"patched{name}": statistics.median(patched),
+        }
+        values[f"least{name}"] = min(*ratios, MOST)
+    return PhaseErrors(**values)
 
 
 def time_generation(session: Session, sitting: Sitting, number: int) -> Observed:
     """Visit every program that may still be timed, all alive together.
 
     A side without a number takes its status to the generation: a resumed run makes it again, unless that would end
-    the same way.
+    the same way. Networks of another size than ours are no comparison.
     """
-    sides = record.list_sides(session.job.options)
+    sides, expected = record.list_sides(session.job.options), count_weights(session.job.workload)
     before = {side: record.Program(session.file, side) for side in sides}
     due = [each for each in sitting.programs if before[each.name].status in ("ok", "n/a")]  # type: ignore[index]
-    visits: dict[str, Visit] = {}
+    visits: dict[Any, Visit] = {}
     with contextlib.closing(sitting.rounds.round(number, due)) as visited:
         for each in visited:
-            visits[each.program.name] = make_visit(each, session.job.workload)
+            side, status, reason = each.program.name, each.status, each.reason
+            weights = {net: (each.settings or {}).get(f"parameters_{net}") for net in expected}
+            if status == "ok" and side != OURS and weights != expected:
+                status, reason = "failed", f"weights: {weights}, where ours has {expected}"
+            if status == "ok" and each.round is not None:
+                visits[side] = Visit("ok", None, each.round, text.fit_texts(each.settings))
+            else:
+                status = "failed" if status in ("ok", "n/a") else status
+                visits[side] = Visit(status, text.make_display(reason or "no reason was given"))  # type: ignore[arg-type]
     rounds = [each for program in before.values() for each in program.rounds]
     rounds += [each.round for each in visits.values() if each.round]
     gpu = sitting.rounds.visits.summary(rounds)
@@ -524,25 +515,9 @@ def time_generation(session: Session, sitting: Sitting, number: int) -> Observed
         if outcome.status != "ok":
             status, reason = outcome.status, text.make_display(f"{side}: {outcome.reason}")
     return Observed(
-        status=status,  # type: ignore[arg-type]
-        reason=reason,
-        programs={side: visits[side] for side in sides if side in visits},
+        status=status, reason=reason, programs={side: visits[side] for side in sides if side in visits},  # type: ignore[arg-type]
         gpu=None if gpu is None else read_record(RunGpu, gpu),
-    )
-
-
-def make_visit(visited: Any, workload: Fields) -> Visit:
-    """Return the outcome of a program. Networks of another size than ours are no comparison."""
-    status, reason = visited.status, visited.reason
-    if status == "ok" and visited.program.name != OURS:
-        ours = count_weights(workload)
-        theirs = {name: (visited.settings or {}).get(f"parameters_{name}") for name in ours}
-        if theirs != ours:
-            status, reason = "failed", f"weights: {theirs}, where ours has {ours}"
-    if status != "ok" or visited.round is None:
-        why = text.make_display(reason or "no reason was given")
-        return Visit("failed" if status in ("ok", "n/a") else status, why)  # type: ignore[arg-type]
-    return Visit("ok", None, visited.round, text.fit_texts(visited.settings))
+    )  # fmt: skip
 
 
 def count_weights(workload: Fields) -> dict[str, int]:
@@ -554,8 +529,5 @@ def count_weights(workload: Fields) -> dict[str, int]:
 
     fields, recipe = Workload.from_dict(workload), Recipe.from_dict({})
     with torch.device("meta"):
-        weights = {
-            "G": Generator(fields, recipe).parameters(),
-            "D": Discriminator(fields, recipe).parameters(),
-        }
-    return {name: sum(each.numel() for each in every) for name, every in weights.items()}
+        networks: dict[str, Any] = {"G": Generator(fields, recipe), "D": Discriminator(fields, recipe)}
+    return {name: sum(each.numel() for each in network.parameters()) for name, network in networks.items()}

@@ -17,9 +17,11 @@ from ladder.cli import main as cli
 from ladder.core.errors import UserError
 from ladder.engine import inspection
 from ladder.engine.rounds import Interleaved
+from ladder.machine import system
+from ladder.plan import catalog
 from ladder.publish.validation import validate
 from ladder.studies import frame
-from ladder.studies.upstream import examined, record, source, step
+from ladder.studies.upstream import record, source, step
 from ladder.studies.upstream.study import STUDY, count_weights
 from stylegan_lite.config import Workload
 from tests.support import servers
@@ -29,15 +31,13 @@ kept_servers = servers.kept_servers
 pytestmark = pytest.mark.usefixtures("kept_servers")
 WORKLOAD = Workload.from_dict(LEAST).to_dict()
 
-# The part of the repository that a step needs, without its arithmetic. Layers have the right sizes, and losses notice
-# which phase asked for them.
+# The part of the repository that a step needs: ops in plain PyTorch, and networks and losses that need their second
+# derivatives. Networks have the right number of weights, and losses note which phase called them.
 FILES = {
     "dnnlib/__init__.py": "",
     "torch_utils/__init__.py": "",
     "torch_utils/misc.py": "",
     "torch_utils/ops/__init__.py": "",
-    "torch_utils/ops/bias_act.py": "import warnings\ndef _init():\n    warnings.warn('no nvcc')\n    return False\n",
-    "torch_utils/ops/upfirdn2d.py": "def _init():\n    return True\n",
     "torch_utils/ops/conv2d_gradfix.py": """
         import contextlib, warnings
         enabled = False
@@ -48,33 +48,86 @@ FILES = {
             warnings.warn('not supported')
             return False
         """,
+    "torch_utils/ops/bias_act.py": """
+        import torch
+        def _init():
+            return True
+        def bias_act(x, b, act):
+            return torch.nn.functional.leaky_relu(x + b[:, None, None], 0.2) * 2 ** 0.5
+        """,
+    "torch_utils/ops/upfirdn2d.py": """
+        import torch
+        def _init():
+            return True
+        def setup_filter(f):
+            f = torch.tensor(f, dtype=torch.float32)
+            return torch.outer(f, f) / f.sum() ** 2
+        def downsample2d(x, f):
+            weight = f.to(x.dtype).repeat(x.shape[1], 1, 1, 1)
+            return torch.nn.functional.conv2d(x, weight, padding=1, stride=2, groups=len(weight))
+        """,
+    "torch_utils/ops/fma.py": "def fma(a, b, c):\n    return a * b + c\n",
+    "torch_utils/ops/conv2d_resample.py": """
+        import torch
+        from . import conv2d_gradfix
+        def conv2d_resample(x, w, padding):
+            return torch.nn.functional.conv2d(x, w, padding=padding)
+        """,
     "training/__init__.py": "import requests, distutils.util\n",
     "training/networks_stylegan2.py": """
         import torch
+        from torch_utils.ops import bias_act, conv2d_resample, fma, upfirdn2d
         class SynthesisBlock(torch.nn.Module):
             def __init__(self, fused_modconv_default=True):
                 super().__init__()
-        class Generator(torch.nn.Module):
+        class Net(torch.nn.Module):
+            def __init__(self, inputs, outputs, count):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.randn([4, inputs, 3, 3]))
+                self.bias, self.strength = torch.nn.Parameter(torch.zeros([4])), torch.nn.Parameter(torch.zeros([]))
+                self.last = torch.nn.Parameter(torch.randn([outputs, 4, 1, 1]))
+                used = sum(each.numel() for each in self.parameters())
+                self.rest = torch.nn.Parameter(torch.zeros([count - used]))
+                self.register_buffer('f', upfirdn2d.setup_filter([1, 3, 3, 1]))
+            def forward(self, x, scale):
+                x = conv2d_resample.conv2d_resample(x.to(torch.float32), self.weight, padding=1)
+                noise = self.strength * torch.randn([len(x), 1, *x.shape[2:]], device=x.device)
+                x = bias_act.bias_act(fma.fma(x, scale[:, :, None, None], noise), self.bias, act='lrelu')
+                return conv2d_resample.conv2d_resample(upfirdn2d.downsample2d(x, self.f), self.last, padding=0)
+        class Generator(Net):
             def __init__(self, z_dim, c_dim, w_dim, img_resolution, img_channels, mapping_kwargs, **more):
-                super().__init__()
-                self.more, self.mapping_kwargs = more, mapping_kwargs
-                self.weight = torch.nn.Parameter(torch.ones(COUNT_G))
-        class Discriminator(torch.nn.Module):
+                super().__init__(1, 3, COUNT_G)
+                self.side, self.more = 2 * img_resolution, more
+        class Discriminator(Net):
             def __init__(self, c_dim, img_resolution, img_channels, epilogue_kwargs, **more):
-                super().__init__()
-                self.weight = torch.nn.Parameter(torch.ones(COUNT_D))
+                super().__init__(3, 1, COUNT_D)
         """,
     "training/loss.py": """
+        import torch
         from torch_utils.ops import conv2d_gradfix
         class StyleGAN2Loss:
             def __init__(self, device, G, D, r1_gamma, style_mixing_prob, pl_weight, pl_batch_shrink, pl_decay,
                          pl_no_weight_grad=False):
-                self.G, self.D, self.seen, self.gamma, self.pl = G, D, [], r1_gamma, pl_no_weight_grad
+                self.G, self.D, self.plain = G, D, torch.nn.functional.softplus
+                self.seen, self.gamma, self.pl = [], r1_gamma, pl_no_weight_grad
             def accumulate_gradients(self, phase, real_img, real_c, gen_z, gen_c, gain, cur_nimg):
-                with conv2d_gradfix.no_weight_gradients(True), conv2d_gradfix.no_weight_gradients(False):
-                    net = self.G if phase[0] == 'G' else self.D
-                    (net.weight.sum() * gen_z.mean() * gain + real_img.mean()).backward()
-                self.seen.append((phase, gain, cur_nimg))
+                z = gen_z[:, :4].requires_grad_()
+                image = self.G(torch.rand([len(z), 1, self.G.side, self.G.side], device=z.device), z)
+                ones = torch.ones([len(z), 4], device=z.device)
+                if phase == 'Greg':
+                    (g,) = torch.autograd.grad((image * torch.randn_like(image)).sum(), z, create_graph=True)
+                    loss = (g.square().sum(1).sqrt() - 1).square().mean()
+                elif phase == 'Dreg':
+                    real = real_img.detach().requires_grad_()
+                    with conv2d_gradfix.no_weight_gradients(True):
+                        (g,) = torch.autograd.grad(self.D(real, ones).sum(), real, create_graph=True)
+                    loss = g.square().sum((1, 2, 3)).mean()
+                elif phase == 'Dmain':
+                    loss = self.plain(self.D(image.detach(), ones)).mean() + self.plain(-self.D(real_img, ones)).mean()
+                else:
+                    loss = self.plain(-self.D(image, ones)).mean()
+                loss.mul(gain).backward()
+                self.seen.append((phase, gain))
         """,
     "training/dataset.py": """
         import torch
@@ -148,56 +201,55 @@ def finished(tmp_path_factory, kept_servers):
     return path
 
 
+def make_step(folder, **changes):
+    return step.make_step(WORKLOAD | {"data": None} | changes, {"folder": str(folder)}, device="cpu")
+
+
 def test_a_step_is_an_iteration_of_its_training_loop(clone):
-    made = examined.make_step(
-        WORKLOAD | {"data": None, "r1_gamma": None}, {"folder": str(clone)}, device="cpu"
-    )
-    made.prepare()
-    assert [name for name, *_ in made.loss.seen] == ["Gmain", "Greg", "Dmain", "Dreg"]
-    del made.loss.seen[:]
-    before = made.G_ema.weight.clone()
-    made.cycle()
-    names = [name for name, *_ in made.loss.seen]
-    assert {name: names.count(name) for name in set(names)} == {
-        "Gmain": 16,
-        "Greg": 4,
-        "Dmain": 16,
-        "Dreg": 1,
-    }
+    built = make_step(clone, r1_gamma=None)
+    built.prepare()
+    assert [name for name, _ in built.loss.seen] == ["Gmain", "Greg", "Dmain", "Dreg"]
+    del built.loss.seen[:]
+    before = built.G_ema.weight.clone()
+    built.cycle()
+    names = [name for name, _ in built.loss.seen]
+    counts = {name: names.count(name) for name in set(names)}
+    assert counts == {"Gmain": 16, "Greg": 4, "Dmain": 16, "Dreg": 1}
     assert names[:4] == ["Gmain", "Greg", "Dmain", "Dreg"] and names[4:6] == ["Gmain", "Dmain"]
-    assert {gain for name, gain, _ in made.loss.seen if name == "Greg"} == {WORKLOAD["pl_interval"]}
-    assert not torch.equal(before, made.G_ema.weight) and made.check_finite() is None
-    del made.loss.seen[:]
-    made.cycle(lazy=False)
-    assert {name for name, *_ in made.loss.seen} == {"Gmain", "Dmain"}
-    assert made.loss.gamma == pytest.approx(0.0002 * WORKLOAD["resolution"] ** 2 / WORKLOAD["batch"])
+    assert {gain for name, gain in built.loss.seen if name == "Greg"} == {WORKLOAD["pl_interval"]}
+    assert not torch.equal(before, built.G_ema.weight) and built.check_finite() is None
+    del built.loss.seen[:]
+    built.cycle(lazy=False)
+    assert {name for name, _ in built.loss.seen} == {"Gmain", "Dmain"}
+    assert built.loss.gamma == pytest.approx(0.0002 * WORKLOAD["resolution"] ** 2 / WORKLOAD["batch"])
     with torch.no_grad():
-        made.D.weight[0] = float("nan")
-    assert made.check_finite() == "D.weight is not finite"
+        built.D.weight[0] = float("nan")
+    assert built.check_finite() == "D.weight is not finite"
 
 
 def test_its_configuration_is_that_of_its_command_line(clone):
-    made = examined.make_step(WORKLOAD | {"data": None}, {"folder": str(clone)}, device="cpu")
-    assert (step.UpstreamStep.fp16_resolutions, made.G.more["num_fp16_res"]) == (4, 0)  # on a GPU, on a CPU
-    assert made.G.more["conv_clamp"] == 256 and made.loss.pl
-    assert made.G.more["fused_modconv_default"] == "inference_only"
-    assert made.G.more["channel_base"] == WORKLOAD["channel_base"]
-    adam = {name: each.param_groups[0] for name, _, each, _ in made.updates}
+    built = make_step(clone)
+    assert (step.UpstreamStep.fp16_resolutions, built.G.more["num_fp16_res"]) == (4, 0)  # on a GPU, on a CPU
+    assert built.G.more["conv_clamp"] == 256 and built.loss.pl
+    assert built.G.more["fused_modconv_default"] == "inference_only"
+    assert built.G.more["channel_base"] == WORKLOAD["channel_base"]
+    adam = {name: each.param_groups[0] for name, _, each, _ in built.updates}
     assert adam["Gmain"]["lr"] == pytest.approx(WORKLOAD["lr"] * 4 / 5) and adam["Gmain"] is adam["Greg"]
     assert adam["Dmain"]["betas"] == (0.0, pytest.approx(WORKLOAD["beta2"] ** (16 / 17)))
-    assert made.settings()["fast_double_backward"] is False
-    with pytest.raises(RuntimeError, match="NVIDIA's bias_act did not build: no nvcc"):
-        source.build_ops(made.modules)
+    assert built.settings()["fast_double_backward"] is False
+    built.modules.ops["bias_act"]._init = lambda: False
+    with pytest.raises(RuntimeError, match="NVIDIA's bias_act did not build: no reason was given"):
+        source.build_ops(built.modules)
 
 
 def test_an_op_is_imported_by_the_name_it_was_built_under(monkeypatch, tmp_path):
     """NVIDIA's loader does so, although torch no longer enters what it loads into `sys.modules`."""
     from torch.utils import cpp_extension
 
-    built, seen = types.ModuleType("made_up_plugin"), []
+    built, locks = types.ModuleType("made_up_plugin"), []
 
     def load(name, build_directory, **options):
-        seen.append((tmp_path / "build" / "lock").exists())  # torch would wait for it without an end
+        locks.append((tmp_path / "build" / "lock").exists())  # torch would wait for it without an end
         return built
 
     monkeypatch.setattr(cpp_extension, "load", load)
@@ -219,7 +271,7 @@ def test_an_op_is_imported_by_the_name_it_was_built_under(monkeypatch, tmp_path)
 
     ops = dict.fromkeys(source._OPS, types.SimpleNamespace(_init=met))
     source.build_ops(source.Modules(None, None, None, ops))
-    assert cpp_extension.load is before and seen and not any(seen)
+    assert cpp_extension.load is before and locks and not any(locks)
 
 
 def derive(path):
@@ -310,7 +362,7 @@ def test_what_was_seen_of_ours_is_not_asked_again_of_the_same_code(clone, worklo
 
 def test_networks_of_another_size_are_no_comparison(clone, workload, tmp_path):
     path = clone / "training/networks_stylegan2.py"
-    path.write_text(path.read_text().replace("torch.ones(", "torch.ones(1 + "))
+    path.write_text(path.read_text().replace("count - used", "count - used + 1"))
     out = tmp_path / "out"
     run = ask(clone, workload, out, "--no-inspect", "--rounds", "1")
     assert run.exit_code == 1 and "failed: weights: " in run.output and ", where ours has " in run.output
@@ -321,8 +373,6 @@ def test_networks_of_another_size_are_no_comparison(clone, workload, tmp_path):
 
 def test_ours_have_as_many_weights_as_nvidias():
     """24,767,458 and 24,001,089 are what NVIDIA's networks of these widths have."""
-    from ladder.plan import catalog
-
     assert count_weights(catalog.load_workload("article")[1]) == {"G": 24_767_458, "D": 24_001_089}
 
 
@@ -334,3 +384,135 @@ def test_a_digest_follows_the_sources(clone):
     assert source.digest_of(clone) != before
     with pytest.raises(UserError, match="/nonexistent: no such folder"):
         source.networks_of(Path("/nonexistent"))
+
+
+# --- what real clones have: imports that the lock has not, wrapped classes, two layouts -------------------------------
+
+GRADFIX = """
+    import contextlib
+    import torch
+    from pkg_resources import parse_version
+    enabled = False
+    NEW = parse_version(torch.__version__) >= parse_version('1.11.0a')
+    @contextlib.contextmanager
+    def no_weight_gradients(disable=True):
+        yield
+    def _should_use_custom_op(x):
+        return enabled and not NEW
+    """
+# Like NVIDIA's `persistence.persistent_class`: the wrapper's own signature says nothing.
+WRAPPED = """
+    def persistent_class(original):
+        class Decorator(original):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+        return Decorator
+    """
+STYLEGAN3 = """
+    from torch_utils import persistence
+    Plain = Generator
+    @persistence.persistent_class
+    class Generator(Plain):
+        def __init__(self, z_dim, c_dim, w_dim, img_resolution, img_channels, mapping_kwargs={}, **synthesis_kwargs):
+            super().__init__(z_dim, c_dim, w_dim, img_resolution, img_channels, mapping_kwargs, **synthesis_kwargs)
+    SynthesisBlock = persistence.persistent_class(SynthesisBlock)
+    """
+ADA = """
+    from torch_utils import persistence
+    @persistence.persistent_class
+    class SynthesisBlock(torch.nn.Module):
+        def __init__(self, in_channels, **layer_kwargs):
+            super().__init__()
+    Plain = Generator
+    @persistence.persistent_class
+    class Generator(torch.nn.Module):
+        def __init__(self, z_dim, c_dim, w_dim, img_resolution, img_channels, mapping_kwargs={}, synthesis_kwargs={}):
+            super().__init__()
+            self.plain = Plain(z_dim, c_dim, w_dim, img_resolution, img_channels, mapping_kwargs, **synthesis_kwargs)
+            self.mapping, self.synthesis = torch.nn.Identity(), torch.nn.Identity()
+    """
+ADA_LOSS = """
+    class StyleGAN2Loss:
+        def __init__(self, device, G_mapping, G_synthesis, D, augment_pipe=None, style_mixing_prob=0.9, r1_gamma=10,
+                     pl_batch_shrink=2, pl_decay=0.01, pl_weight=2):
+            self.parts, self.D, self.seen = (G_mapping, G_synthesis), D, []
+        def accumulate_gradients(self, phase, real_img, real_c, gen_z, gen_c, sync, gain):
+            (self.D.weight.sum() * gen_z.mean() * gain).backward() if phase[0] == 'D' else None
+            self.seen.append((phase, sync))
+    """
+
+
+@pytest.fixture
+def real(clone, monkeypatch):
+    """The stand-in with the imports of NVIDIA's, in an environment without those that the lock has not."""
+    for name in ("pkg_resources", "requests"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for path, text in (
+        ("torch_utils/ops/conv2d_gradfix.py", GRADFIX),
+        ("torch_utils/persistence.py", WRAPPED),
+        (
+            "dnnlib/__init__.py",
+            "import requests\nfrom distutils.util import strtobool\nassert strtobool('yes')\n",
+        ),
+        ("torch_utils/misc.py", "import dnnlib\n"),
+        ("training/__init__.py", "import torch_utils.misc\n"),
+    ):
+        (clone / path).write_text(textwrap.dedent(text))
+    return clone
+
+
+def test_stylegan3_runs_and_its_convolutions_are_ordinary_ones_while_training(real):
+    with open(real / "training/networks_stylegan2.py", "a") as file:
+        file.write(textwrap.dedent(STYLEGAN3))
+    built = make_step(real)
+    built.step(lazy=True)
+    assert built.G.more["fused_modconv_default"] == "inference_only"
+    assert built.G.more["num_fp16_res"] == built.settings()["fp16_resolutions"] == 0  # on a CPU
+    assert built.G.more["channel_base"] == WORKLOAD["channel_base"]
+    assert built.settings()["fast_double_backward"] is False and built.check_finite() is None
+
+
+def test_stylegan2_ada_pytorch_runs_with_its_own_layout(real):
+    path = (real / "training/networks_stylegan2.py").rename(real / "training/networks.py")
+    path.write_text(path.read_text() + textwrap.dedent(ADA))
+    (real / "training/loss.py").write_text(textwrap.dedent(ADA_LOSS))
+    built = make_step(real)
+    built.step(lazy=True)
+    assert source.networks_of(real) == "networks"
+    assert built.G.plain.more["num_fp16_res"] == 0
+    assert built.G.plain.more["conv_clamp"] == 256 and "fused_modconv_default" not in built.G.plain.more
+    assert built.loss.parts == (built.G.mapping, built.G.synthesis)
+    assert built.loss.seen == [(name, True) for name in ("Gmain", "Greg", "Dmain", "Dreg")]
+
+
+def test_what_is_no_clone_is_said_in_one_line(tmp_path, clone):
+    def refused(folder, *more):
+        asked = ["upstream", str(folder), "--device", "cpu", "--out", str(tmp_path / "out"), *more]
+        run = CliRunner().invoke(cli.main, asked)
+        assert run.exit_code == 2 and run.output.count("\n") == 1, run.output
+        return run.output
+
+    assert "nothing: no such folder: `git clone https://" in refused(tmp_path / "nothing")
+    assert "no training/networks_stylegan2.py: give the folder of a clone" in refused(tmp_path)
+    assert "no training/networks_stylegan2.py" in refused(clone / "training")
+    assert "workload: norm: NVIDIA's networks have 'demod' alone" in refused(clone, "-w", "adain-256")
+    for path in source.NEEDED:
+        text = (clone / path).read_text()
+        (clone / path).unlink()
+        assert f"no {path}: give the folder of a clone" in refused(clone)
+        (clone / path).write_text(text)
+    assert set(source.NEEDED) <= set(FILES)
+
+
+@pytest.mark.parametrize(
+    ("nvcc", "ninja", "says"), [("no nvcc", "/bin/ninja", "no nvcc"), (None, None, "no ninja on")]
+)
+def test_ops_that_cannot_be_built_are_said_before_anything_is_measured(monkeypatch, nvcc, ninja, says):
+    monkeypatch.setattr(system, "list_capabilities", lambda device: {"nvcc": nvcc})
+    monkeypatch.setattr(source.shutil, "which", lambda name: ninja)
+    with pytest.raises(source.UserError, match=f"built at first use, and cannot be here: {says}"):
+        source.refuse_unbuildable("cuda")
+    source.refuse_unbuildable("cpu")
+    monkeypatch.setattr(system, "list_capabilities", lambda device: {"nvcc": None})
+    monkeypatch.setattr(source.shutil, "which", lambda name: "/bin/ninja")
+    source.refuse_unbuildable("cuda")
