@@ -41,7 +41,7 @@ def ops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cases.Ops]:
 @pytest.fixture(autouse=True)
 def quiet(ops: cases.Ops) -> Iterator[None]:
     """Forget what was said. Tests of warnings look for themselves."""
-    sys.modules[f"{cases.PARENT}.ops.{drop_in.PACKAGE}.calls"]._said.clear()
+    sys.modules[f"{cases.PARENT}.ops.{drop_in.PACKAGE}.prepared"]._warned.clear()
     with warnings.catch_warnings(), torch.device(cases.DEVICE):
         warnings.simplefilter("ignore")
         yield
@@ -166,8 +166,8 @@ def test_a_filter_is_read_once_for_each_state_and_never_inside_a_capture(
     ops: cases.Ops, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, read = ops.upfirdn2d, []
-    factorized = module._factorized
-    monkeypatch.setattr(module, "_factorized", lambda values: read.append(values) or factorized(values))
+    factorize = module._factorize
+    monkeypatch.setattr(module, "_factorize", lambda values: read.append(values) or factorize(values))
     x, f = torch.randn(1, 2, 4, 4, dtype=torch.float64), module.setup_filter([1, 3, 3, 1])
     before = len(module._known)
     for _ in range(3):

@@ -94,7 +94,7 @@ def in_fma(ops: cases.Ops) -> tuple[Callable[..., Tensor], Callable[..., Tensor]
 
 def in_upfirdn2d(ops: cases.Ops) -> tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...]]:
     f = ops.upfirdn2d.setup_filter([1, 3, 4], device=cases.DEVICE)
-    taps = ops.upfirdn2d._values_of(f)
+    taps = ops.upfirdn2d._factorize(f.tolist())
     return (
         lambda x: ops.upfirdn2d.upfirdn2d(x, f, down=2, padding=[2, 1, 0, 1], gain=4),
         lambda x: inside().upfirdn2d(x, taps.taps, down=2, padding=(2, 1, 0, 1), gain=4 * taps.gain),
@@ -223,7 +223,7 @@ def machine(ops: cases.Ops, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     )
     active = SimpleNamespace(driver=SimpleNamespace(active=driver))
     fake = SimpleNamespace(runtime=active, __version__=state.version)
-    monkeypatch.setattr(inside(".launches"), "triton", fake)
+    monkeypatch.setattr(inside(".prepared"), "triton", fake)
     state.triton = fake
 
     def enter(on: int) -> contextlib.AbstractContextManager[None]:
@@ -236,7 +236,7 @@ def machine(ops: cases.Ops, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_a_kernel_is_launched_itself_after_triton_has_compiled_it(machine: SimpleNamespace) -> None:
     kernel, (x, y) = _Kernel(), torch.zeros(2, 16, device="cpu")
-    launch = inside(".launches").Launch(kernel, (7,), (5,), {"FLAG": True, "num_warps": 4, "BLOCK": 64})
+    launch = inside(".prepared").Launch(kernel, (7,), (5,), {"FLAG": True, "num_warps": 4, "BLOCK": 64})
     launch(x, None)
     assert kernel.log == [("Triton", (7, 1, 1), (x, None, 5), {"FLAG": True, "num_warps": 4, "BLOCK": 64})]
     launch(y, None)
