@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from ladder.core import files
 from ladder.core.errors import UserError
-from ladder.publish.export import package
+from ladder.publish.export import nvidia, package
 from ladder.publish.export.package import Origin
 
 PACKAGE = "_ladder_ops"  # beside the drop-in files, imported from there
@@ -17,33 +16,24 @@ OPS = ("bias_act", "conv2d", "conv_transpose2d", "upfirdn2d")  # that the drop-i
 TOP, FOLDER = "torch_utils", "ops"
 HERE = Path(__file__).parent / "nvidia"
 REPLACED = ("bias_act", "conv2d_gradfix", "conv2d_resample", "fma", "upfirdn2d")
-_SHARED = ("calls", "launches", "prepared_act", "prepared_filter")  # go into the package
-_PLACES = (
-    (r"from kernels(\S*) import", rf"from .{PACKAGE}\1 import"),
-    (r"from ladder\.publish\.export\.nvidia\.(calls|launches) import", rf"from .{PACKAGE}.\1 import"),
-    (r"from ladder\.publish\.export\.nvidia import (prepared_\w+)", rf"from .{PACKAGE} import \1"),
-    (r"from ladder\.publish\.export\.nvidia\.(\w+) import", r"from .\1 import"),
-    (r"from ladder\.publish\.export\.nvidia import", "from . import"),
-)
+SHARED = "prepared"  # goes into the package
 
 
 def render_files(origin: Origin) -> dict[str, str]:
     """Return the path of each file below `torch_utils` -> its text. The same sources give the same files."""
     texts = package.render_package(origin, package.choose_ops(origin.root, OPS))
-    for name in _SHARED:  # modules of the package itself
-        text = _place(name).replace(f"from .{PACKAGE}.", "from .")
-        texts[f"{name}.py"] = text.replace(f"from .{PACKAGE} import", "from . import")
+    texts[f"{SHARED}.py"] = _read_source(SHARED).replace("\nfrom kernels.", "\nfrom .")
     texts["README.md"] = _render_page(origin) + texts["README.md"].partition("\n")[2]
     texts = {f"{FOLDER}/{PACKAGE}/{path}": text for path, text in texts.items()}
-    return dict(sorted((texts | {f"{FOLDER}/{name}.py": _place(name) for name in REPLACED}).items()))
+    for name in REPLACED:
+        text = _read_source(name).replace("\nfrom kernels", f"\nfrom .{PACKAGE}")
+        text = text.replace(f"\nfrom {nvidia.__name__}.{SHARED} ", f"\nfrom .{PACKAGE}.{SHARED} ")
+        texts[f"{FOLDER}/{name}.py"] = text.replace(f"\nfrom {nvidia.__name__} ", "\nfrom . ")
+    return dict(sorted(texts.items()))
 
 
-def _place(name: str) -> str:
-    """Return a source with its imports from this project turned into relative ones."""
-    text = (HERE / f"{name}.py").read_text(encoding="utf-8")
-    for pattern, instead in _PLACES:
-        text = re.sub(rf"^{pattern}", instead, text, flags=re.MULTILINE)
-    return text
+def _read_source(name: str) -> str:
+    return (HERE / f"{name}.py").read_text(encoding="utf-8")
 
 
 def digest_sources() -> str:
@@ -78,14 +68,14 @@ def refuse_patched(clone: Path) -> None:
 
 def _render_page(origin: Origin) -> str:
     """Return how to use the files, which stands before the page of the ops."""
-    named = ", ".join(f"`{name}.py`" for name in REPLACED)
+    names = ", ".join(f"`{name}.py`" for name in REPLACED)
     pytorch, triton = (".".join(map(str, version)) for version in (package.PYTORCH_FUSED, package.TRITON))
     return f"""# Ops in place of NVIDIA's
 
 Exported by `ladder export --like nvidia` of the StyleGAN2 optimization ladder {origin.version}, commit
 {origin.commit or "unknown"}. The digest of the drop-in files is `{digest_sources()}`.
 
-{named} have the names, arguments and results of the files in `torch_utils/ops` of NVIDIA's stylegan3 and
+{names} have the names, arguments and results of the files in `torch_utils/ops` of NVIDIA's stylegan3 and
 stylegan2-ada-pytorch. They were written anew and contain no code of NVIDIA's. Copy `torch_utils` over a clone's:
 
     cp -r torch_utils CLONE/

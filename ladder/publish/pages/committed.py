@@ -44,16 +44,14 @@ class Committed:
             raise UserError(f"results/{name} {reason}: no document may quote it")
         return data
 
-    def list_names(self, pattern: str) -> list[str]:
-        """Return the paths of the files that match and that may be quoted, sorted."""
-        paths = [path for path in sorted(self.root.glob(pattern)) if not find_shortfall(results.read(path))]
-        return [path.relative_to(self.root).as_posix() for path in paths]
-
     def list_files(self, kind: str, pattern: str = "*") -> list[tuple[str, StudyFile[Any, Any, Any]]]:
         """Return the files of a study that may be quoted, with their paths; the pattern is of names without suffix."""
-        study = frame.load_studies()[kind]
-        files = [(name, self.read(name)) for name in self.list_names(f"{study.folder}/{pattern}.json")]
-        return [(name, frame.decode_file(study, data)) for name, data in files if data.get("kind") == kind]
+        study, files = frame.load_studies()[kind], []
+        for path in sorted(self.root.glob(f"{study.folder}/{pattern}.json")):
+            data = results.read(path)
+            if data.get("kind") == kind and not find_shortfall(data):
+                files.append((path.relative_to(self.root).as_posix(), frame.decode_file(study, data)))
+        return files
 
     @functools.cached_property
     def _runs(self) -> list[tuple[str, Result]]:

@@ -1,4 +1,7 @@
-"""The tables that documents show of committed results, a function each: `TABLES` has the names that regions use."""
+"""The tables that documents show of committed results, a function each.
+
+`ladder.publish.pages.__main__` has the names by which regions of documents call them.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ladder.core.errors import UserError
-from ladder.core.text import escape_markdown
+from ladder.core.text import escape_markdown, format_factor, format_ms
 from ladder.plan import modes
 from ladder.publish import gallery
 from ladder.publish.gallery import ARTICLE, FULL
-from ladder.publish.pages import targets
 from ladder.publish.pages.committed import Committed
 from ladder.report import explain, tables
 from ladder.report.advising import ADOPT, Sources
@@ -23,17 +25,22 @@ from ladder.results import derive, parts, ranking, sources
 from ladder.results.combine import comparing as across
 from ladder.results.combine import series
 from ladder.results.publishable import publishable
-from ladder.results.run import Result
+from ladder.results.run import Result, RungResult
 from ladder.show.table import Column, Table, render_markdown
 from ladder.studies import frame
+from ladder.studies.kernelbench.record import NO_AIM, derive_rows, describe_lack
 from ladder.studies.kernelbench.record import Row as Kernel
-from ladder.studies.kernelbench.record import derive_rows, describe_lack
 from ladder.studies.profile.study import STUDY as PROFILE
 from ladder.studies.profile.study import tabulate_passes
+from ladder.studies.roofline.study import STUDY as ROOFLINE
 from ladder.studies.upstream.record import Figures
 
 CARDS, DRIVERS = (6, 8, 10, 12, 16, 24, 32, 40, 48, 80), 0.5  # GiB of memory, and what no process gets of it
 LEAST_SHOWN_MS = 0.05  # a step
+MACHINE = "nvidia-h200"  # the targets are about one H200
+MEMORY_BOUND = ("bias_act", "modulate", "upfirdn2d")
+LARGE = (128, 129, 256, 257)  # pixels a side; one more behind a transposed convolution
+ENOUGH = 0.85  # of a cold copy
 # Columns of the table of `ladder report` that documents leave to the linked page.
 LEFT_OUT = {
     "waiting (ms)", "host ms", "host bound", "interval (GPU)", "interval (step)", "gain at top", "at the top",
@@ -55,16 +62,13 @@ def link_page(words: str, path: str) -> str:
     return link(words, path.removesuffix(".json") + ".md")
 
 
-def render(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]], *sources: str) -> str:
-    """Return a table as Markdown, with the line below it: where it comes from, and why not to quote it.
-
-    A column is its title and the kind of its values (`ladder.show.table.FORMATS`).
-    """
-    return render_table(Table([Column(*column) for column in columns], rows), *sources)
+def make_table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]]) -> Table:
+    """Return the table of these columns: a title and the kind of its values (`ladder.show.table.FORMATS`)."""
+    return Table([Column(*column) for column in columns], rows)
 
 
-def render_table(table: Table, *sources: str) -> str:
-    """Return a table as Markdown, with the line of its sources below it."""
+def render(table: Table, sources: Iterable[str] = ()) -> str:
+    """Return a table as Markdown, with the line below it: where it comes from, and why not to quote it."""
     return f"{render_markdown(table)}\n{join_sources(sources)}"
 
 
@@ -82,11 +86,6 @@ def describe_absence(command: str) -> str:
 # --- runs of a ladder -------------------------------------------------------------------------------------------------
 
 
-def tabulate_run(result: Result, left_out: set[str]) -> Table:
-    """Return the table of `ladder report` without these columns, its rows named by the rungs' titles."""
-    return replace(tables.tabulate(view(result), titles=True).drop_columns(left_out), notes=())
-
-
 def cite(committed: Committed, result: Result) -> list[str]:
     """Return what stands below the table of a run: its generations, table and samples, and why not to quote it."""
     chart, path = committed.find_chart(result), committed.find_path(result)
@@ -100,8 +99,8 @@ def cite(committed: Committed, result: Result) -> list[str]:
 
 def count_rounds(result: Result) -> str:
     """Return the generations of the rungs with a number: `3`, or `2 to 4`."""
-    counts = {len(derive.counted(rung)) for rung in result.rungs if rung.status == "ok"}
-    return " to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else "0"
+    counts = {len(derive.counted(rung)) for rung in result.rungs if rung.status == "ok"} or {0}
+    return " to ".join(map(str, sorted({min(counts), max(counts)})))
 
 
 def list_timed(result: Result) -> list[Row]:
@@ -112,18 +111,20 @@ def list_timed(result: Result) -> list[Row]:
 def render_run(committed: Committed, name: str) -> str:
     """Return every rung of the run MACHINE/WORKLOAD/LADDER[/MODE], of a leave-one-out run the largest gain first."""
     result = committed.find_ladder(name)
-    table, shown = tabulate_run(result, LEFT_OUT), view(result)
+    shown = view(result)
+    table = tables.tabulate(shown, titles=True).drop_columns(LEFT_OUT)
+    order = list(range(len(shown.rows)))
     if shown.mode == modes.LEAVE_ONE_OUT:
-        order = sorted(range(len(shown.rows)), key=lambda k: -(shown.rows[k].previous or 0.0))
-        table = replace(table, rows=[table.rows[k] for k in order])
-    return render_table(table, *cite(committed, result))
+        order.sort(key=lambda k: -(shown.rows[k].previous or 0.0))
+    return render(replace(table, notes=(), rows=[table.rows[k] for k in order]), cite(committed, result))
 
 
 def render_gpus(committed: Committed) -> str:
     """Return the article's ladder on every GPU, with a row of the ladder `full` and of NVIDIA's own step."""
     blocks: list[str] = []
     for result in _list_staircases(committed):
-        table = tabulate_run(result, (LEFT_OUT | FEW) - (set() if blocks else OF_ARTICLE))
+        left_out = (LEFT_OUT | FEW) - (set() if blocks else OF_ARTICLE)
+        table = tables.tabulate(view(result), titles=True).drop_columns(left_out)
         rows: list[dict[str, Any]] = []
         if full := committed.find_top(result.machine.name, ARTICLE, FULL):
             top = list_timed(full)[-1]
@@ -136,10 +137,10 @@ def render_gpus(committed: Committed) -> str:
             rows[-1] |= {"GPU ms": steps.derive_gpu_ms("upstream")}
         cells = [[escape_markdown(row[0]), *row[1:]] for row in table.rows]
         cells += [[row.get(column.title) for column in table.columns] for row in rows]
-        table = Table([Column("rung", "markdown"), *table.columns[1:]], cells)
-        blocks.append(
-            f"**{result.machine.gpu}**, `{ARTICLE}`\n\n{render_table(table, *cite(committed, result))}"
+        shown = render(
+            Table([Column("rung", "markdown"), *table.columns[1:]], cells), cite(committed, result)
         )
+        blocks.append(f"**{result.machine.gpu}**, `{ARTICLE}`\n\n{shown}")
     return "\n".join(blocks)
 
 
@@ -168,7 +169,7 @@ def render_agreement(committed: Committed) -> str:
         ]  # fmt: skip
         summary = across.summary([(row.name, gain) for row, gain in rows], other)
         doubt = across.OTHER_CODE if across.other_code(first, second) else ""
-        blocks.append(render(columns, cells, escape_markdown(summary), doubt))
+        blocks.append(render(make_table(columns, cells), [escape_markdown(summary), doubt]))
     return "\n".join(blocks)
 
 
@@ -201,7 +202,7 @@ def render_workloads(committed: Committed, machine: str, ladder: str) -> str:
         ("interval", "ms_interval"), ("top, GPU ms", "ms"), ("speedup", "speedup"), ("interval", "interval"),
         ("without R1, path length", "speedup"), ("generations", "amount"),
     ]  # fmt: skip
-    return render(columns, rows)
+    return render(make_table(columns, rows))
 
 
 def list_tops(committed: Committed, machine: str, ladder: str) -> list[Result]:
@@ -226,7 +227,7 @@ def render_cards(committed: Committed, ladder: str) -> str:
     titles = ("baseline, GiB", "most of any rung, GiB", "card for all", "top, GiB", "card for it")
     columns = [("workload", "markdown"), *((title, "amount") for title in titles)]
     rows.sort(key=lambda row: row[2])
-    return render(columns, rows) if rows else describe_absence(f"ladder run --ladder {ladder}")
+    return render(make_table(columns, rows)) if rows else describe_absence(f"ladder run --ladder {ladder}")
 
 
 def _find_card(gib: float) -> str:
@@ -276,8 +277,19 @@ def render_passes(committed: Committed, name: str) -> str:
             table = tabulate_passes(passes)
             rows = [row for row in table.rows if row[1] >= LEAST_SHOWN_MS]
             commit = f"commit {(file.commit or '')[:7]}"
-            return render_table(replace(table, rows=rows, title=""), link_page("profile", path), commit)
+            return render(replace(table, rows=rows, title=""), [link_page("profile", path), commit])
     return describe_absence("ladder profile graph_fills")
+
+
+def find_share(row: Kernel) -> float:
+    """Return the time of a cold copy of the same bytes, divided by ours."""
+    return row.share["ours"].median
+
+
+def list_large(rows: Iterable[Kernel]) -> list[Kernel]:
+    """Return the memory-bound ones of the rows of `ladder kernels` with large maps."""
+    bound = [row for row in rows if "ours" in row.share and row.function not in NO_AIM]
+    return [row for row in bound if len(row.shape) == 4 and row.shape[2] in LARGE]
 
 
 def render_kernels(committed: Committed, machine: str) -> str:
@@ -287,31 +299,127 @@ def render_kernels(committed: Committed, machine: str) -> str:
         return describe_absence("ladder kernels")
     name, file = max(files, key=lambda each: each[1].started)
     derived = derive_rows(file)
-    ops = {
-        f"`{op}`": [row for row in derived if row.function == op] for op in {row.function for row in derived}
-    }
-    rows = [[op, *_summarize_kernels(group)] for op, group in [*sorted(ops.items()), ("all", derived)]]
+    ops = {op: [row for row in derived if row.function == op] for op in {row.function for row in derived}}
+    rows: list[list[Any]] = []
+    for op, group in [*sorted((f"`{op}`", group) for op, group in ops.items()), ("all", derived)]:
+        shares = [find_share(row) for row in list_large(group)]
+        between = f"{100 * min(shares):.0f}-{100 * max(shares):.0f}%" if shares else None
+        cells: list[Any] = [sum(share >= ENOUGH for share in shares) if shares else None]
+        for other in ("compile", "plain"):
+            won = [row.against[other].times_faster for row in group if row.verdict == f"{other} faster"]
+            cells += [len(won), 1 / min(won) if won else None]
+        rows.append([op, len(shares), between, *cells])
     columns = [
         ("op", "markdown"), ("figures at 128x128 and 256x256", "count"), ("share of a cold copy", "amount"),
         ("at least 85%", "count"), ("torch.compile faster", "count"), ("by at most", "speedup"),
         ("plain PyTorch faster", "count"), ("by at most", "speedup"),
     ]  # fmt: skip
-    cases = len({row.case for row in derived if row.is_reached})
-    return render(columns, rows, f"{cases} cases", describe_lack(derived), link_page("every shape", name))
+    cases = f"{len({row.case for row in derived if row.is_reached})} cases"
+    return render(make_table(columns, rows), [cases, describe_lack(derived), link_page("every shape", name)])
 
 
-def _summarize_kernels(rows: Sequence[Kernel]) -> list[Any]:
-    shares = [targets.find_share(row) for row in targets.list_large(rows)]
-    between = f"{100 * min(shares):.0f}-{100 * max(shares):.0f}%" if shares else None
-    enough = sum(share >= targets.ENOUGH for share in shares) if shares else None
-    cells: list[Any] = [len(shares), between, enough]
-    for other in ("compile", "plain"):
-        won = [row.against[other].times_faster for row in rows if row.verdict == f"{other} faster"]
-        cells += [len(won), 1 / min(won) if won else None]
-    return cells
+# --- targets ----------------------------------------------------------------------------------------------------------
 
 
 def render_targets(committed: Committed) -> str:
     """Return every target: the figure of a whole run, or the command that would give it."""
     columns = [(title, "markdown") for title in ("target", "seen", "where")]
-    return render(columns, [*targets.list_targets(committed)])
+    return render(make_table(columns, list_targets(committed)))
+
+
+def list_targets(committed: Committed) -> list[tuple[str, str, str]]:
+    """Return every target with the figure of a whole run and where it is, or the command that would give it."""
+    rows: list[tuple[str, str, str]] = []
+
+    def add(target: str, seen: str, where: str, command: str) -> None:
+        rows.append((target, seen, where) if seen else (target, "no complete run", f"`{command}`"))
+
+    run = f"ladder run --ladder {FULL} -w {ARTICLE}"
+    top, where = _pick_top(committed, committed.find_top(MACHINE, ARTICLE, FULL))
+    b32, where_b32 = _pick_top(committed, committed.find_top(MACHINE, f"{ARTICLE}-b32", FULL))
+    add("`article` (batch 8), top: at most 13 ms", _format_time(top), where, run)
+    main = f"{_format_total(top)}, without {format_factor(top.main_speedup_total)}" if top else ""
+    add("top over baseline: at least 8 times, without R1 and path length 5 times", main, where, run)
+    seen = f"{_format_time(b32)}, {_format_total(b32)} the baseline" if b32 else ""
+    add("`article-b32`, top: at most 42 ms", seen, where_b32, f"{run}-b32")
+    costs = derive.lazy_costs(top) if top else {}
+    seen = " and ".join(f"{format_ms(costs[phase][0])} ms" for phase in ("D_r1", "G_pl") if top)
+    add("batch 8: R1 at most 8 ms, path length at most 12 ms", seen, where, run)
+
+    times, places = [], []
+    for name, file in committed.list_files("upstream", f"{MACHINE}-article*"):
+        figures, batch = Figures(file), (file.workload or {})["batch"]
+        ratios = {"by the wall clock": figures.derive_wall_ratio(), "in GPU time": figures.derive_gpu_ratio()}
+        both = " and ".join(
+            f"{format_factor(ratio.median)} ({low:.2f}-{high:.2f}) {clock}"
+            for clock, ratio in ratios.items()
+            if ratio
+            for low, high in [ratio.interval or (0, 0)]
+        )
+        times.append(f"{both} at batch {batch}")
+        rounds = min(len(program.rounds) for program in figures.programs.values())
+        places.append(f"{link_page(f'batch {batch}', name)}, generations: {rounds}")
+    places.append("[what is compared](@/docs/upstream.md); a slow host slows NVIDIA's step alone")
+    goal = "NVIDIA's stylegan3, same widths, FP16: at least 10 times as fast at batch 8, 5 at batch 32"
+    add(goal, "; ".join(times), "; ".join(places), "ladder upstream CLONE")
+
+    compiled = committed.best.get((MACHINE, ARTICLE, "compile_autotune", modes.CUMULATIVE))
+    last, place = _pick_top(committed, compiled)
+    seen = ""
+    if compiled and last:
+        seen = (
+            f"{_format_total(last)}: {format_ms(compiled.rungs[0].step_ms)} and {format_ms(last.step_ms)} ms"
+        )
+    goal = "BF16 and channels_last under `torch.compile(max-autotune)`: ours at least 1.25 times as fast"
+    place += "; without coordinate descent and Triton templates for matmuls"
+    add(goal, seen, place, "ladder run --ladder compile_autotune")
+
+    seen, place = "", ""
+    name = top.name if top else "RUNG"
+    for path, file in committed.list_files("roofline", f"{MACHINE}-article-full-{name}"):
+        floor = ROOFLINE.derive(file).step["light_ms"]
+        ms = (top and top.step_ms) or 0.0
+        seen = f"{ms / floor:.2f} times: {format_ms(ms)} ms and a floor of {format_ms(floor)}"
+        place = f"{where}; {link_page('floor', path)}"
+    doctor = f"ladder doctor --roofline --rung {name}"
+    add("within 1.8 times the speed of light", seen, place, doctor if top else run)
+
+    seen, place = "", ""
+    for path, file in committed.list_files("kernels", f"{MACHINE}*")[:1]:
+        large = list_large(derive_rows(file))
+        ours = sorted(find_share(row) for row in large if row.function in MEMORY_BOUND)
+        others = [find_share(row) for row in large if row.function not in MEMORY_BOUND]
+        missed = [f"{100 * share:.1f}%" for share in ours if share < ENOUGH]
+        seen = f"{len(ours) - len(missed)} of {len(ours)}; below: {', '.join(missed) or 'none'}"
+        below = (
+            f"{sum(share < ENOUGH for share in others)} of {len(others)} figures of the other ops are below"
+        )
+        place = f"{link_page('table', path)}; {below}"
+    goal = (
+        "`bias_act`, `modulate`, `upfirdn2d` at 128x128 and 256x256: at least 85% of a copy of the same bytes"
+    )
+    add(goal, seen, place, "ladder kernels")
+
+    path = "asv-overhead/amd-epyc.json"
+    data = committed.read(path)
+    place = f"{link_page('file', path)}, {data['machine']['cores']} CPU cores; not measured on the H200"
+    add("`asv`: at most 3 s for each commit besides measuring", f"{data['overhead_s']:.2f} s", place, "")
+    return rows
+
+
+def _pick_top(committed: Committed, result: Result | None) -> tuple[RungResult | None, str]:
+    """Return the highest rung of a run with a number, and a link to the run's file."""
+    if result is None:
+        return None, ""
+    top = next(rung for rung in reversed(result.rungs) if rung.status == "ok")
+    return top, f"{link('file', committed.find_path(result))}, generations: {len(derive.counted(top))}"
+
+
+def _format_time(rung: RungResult | None) -> str:
+    low, high = (rung and rung.interval_ms) or (None, None)
+    return f"{format_ms(rung.step_ms)} ms ({format_ms(low)}-{format_ms(high)})" if rung else ""
+
+
+def _format_total(rung: RungResult) -> str:
+    low, high = rung.total_interval or (0, 0)
+    return f"{format_factor(rung.speedup_total)} ({low:.3g}-{high:.3g})"

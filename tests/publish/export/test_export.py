@@ -52,15 +52,25 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ModuleTy
     sys.path[:] = before
 
 
-def alone(code: str, folder: Path, refuse: str, **environment: str) -> str:
+def run_alone(code: str, folder: Path, refuse: str, *options: str, **environment: str) -> str:
     """Run code in a fresh isolated interpreter with `folder` on its path, and return its output."""
-    given = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"} | environment
+    variables = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"} | environment
     run = subprocess.run(
-        [sys.executable, "-I", "-B", "-c", ALONE + code, str(folder), refuse],
-        env=given, cwd=folder.parent, capture_output=True, text=True,
+        [sys.executable, "-I", "-B", *options, "-c", ALONE + code, str(folder), refuse],
+        env=variables, cwd=folder.parent, capture_output=True, text=True,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
+
+
+def check_imports(texts: dict[str, str]) -> None:
+    """Assert that files import nothing of this project and name no place of this machine."""
+    for path, text in texts.items():
+        assert str(ROOT) not in text and not re.search(r"(?<![\w.:])/(?:home|root|tmp|Users|mnt)/", text), (
+            path
+        )
+        imports = re.findall(r"^\s*(?:from|import) (?:kernels|ladder|stylegan_lite)\b.*", text, re.MULTILINE)
+        assert not (path.endswith(".py") and imports), path
 
 
 # ---- alone -------------------------------------------------------------------------------------------------------
@@ -79,27 +89,18 @@ def test_a_package_needs_nothing_of_this_project_and_writes_nothing(tmp_path: Pa
         " 'BiasAct' in str(mine.bias_act(x).grad_fn))"
     )
     (home := tmp_path / "home").mkdir()
-    said = alone(
-        code,
-        tmp_path / "out",
-        "kernels,ladder,stylegan_lite" + lacks,
-        HOME=str(home),
-        CUDA_VISIBLE_DEVICES="",
-    )
-    assert said == f"1.2.3 000 64 {len(OPS) if lacks else 3} False"
+    refuse = "kernels,ladder,stylegan_lite" + lacks
+    output = run_alone(code, tmp_path / "out", refuse, HOME=str(home), CUDA_VISIBLE_DEVICES="")
+    assert output == f"1.2.3 000 64 {len(OPS) if lacks else 3} False"
     assert sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file()) == sorted(written)
     assert not any(home.iterdir())
 
 
 def test_a_package_imports_nothing_of_ours_and_names_no_place() -> None:
     texts = package.render_package(ORIGIN, package.choose_ops(ROOT, ["all"]))
-    for path, text in texts.items():
-        assert str(ROOT) not in text and not re.search(r"(?<![\w.:])/(?:home|root|tmp|Users|mnt)/", text), (
-            path
-        )
-        imports = re.findall(r"^\s*(?:from|import) (?:kernels|ladder|stylegan_lite)\b.*", text, re.MULTILINE)
-        assert not (path.endswith(".py") and imports), path
-        assert path == "__init__.py" or text == (ROOT / "kernels" / path).read_text(), path  # as it stands
+    check_imports(texts)
+    for path in {*texts} - {"__init__.py"}:
+        assert texts[path] == (ROOT / "kernels" / path).read_text(), path  # as it stands
     assert texts["LICENSE"] == (ROOT / "LICENSE").read_text()
 
 
@@ -162,26 +163,24 @@ def test_a_module_that_holds_an_op_is_pickled_and_copied(exports: tuple[ModuleTy
 @pytest.mark.slow
 def test_the_compiler_sees_each_packages_own_operators(exports: tuple[ModuleType, ModuleType]) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    x, bias = torch.randn(2, 3, 8, 8, device=device), torch.randn(3, device=device)
-    inputs = x.requires_grad_(), bias.requires_grad_()
-    for module, namespace in zip((kernels, *exports), NAMESPACES, strict=True):
-        seen: list[str] = []
+    inputs = [torch.randn(shape, device=device, requires_grad=True) for shape in ((2, 3, 8, 8), (3,))]
+    operators: list[str] = []
 
-        def backend(
-            graph: torch.fx.GraphModule, example: list[torch.Tensor], seen: list[str] = seen
-        ) -> object:
-            seen.extend(str(node.target) for node in graph.graph.nodes)
-            return torch._dynamo.lookup_backend("aot_eager")(graph, example)
+    def backend(graph: torch.fx.GraphModule, example: list[torch.Tensor]) -> object:
+        operators.extend(str(node.target) for node in graph.graph.nodes)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, example)
+
+    for module, namespace in zip((kernels, *exports), NAMESPACES, strict=True):
 
         def block(x: torch.Tensor, bias: torch.Tensor, module: ModuleType = module) -> torch.Tensor:
             return module.upfirdn2d(module.bias_act(x, bias), (1.0, 3.0, 3.0, 1.0), down=2, padding=1)
 
         torch._dynamo.reset()
         results = [torch.compile(block, backend=backend, fullgraph=True)(*inputs), block(*inputs)]
-        assert {f"{namespace}.bias_act", f"{namespace}.upfirdn2d"} <= {*seen}, seen
-        grads = [torch.autograd.grad(y.square().sum(), inputs) for y in results]
-        for got, want in zip([results[0], *grads[0]], [results[1], *grads[1]], strict=True):
-            torch.testing.assert_close(got, want)
+        assert {f"{namespace}.bias_act", f"{namespace}.upfirdn2d"} <= {*operators}
+        both = [[y, *torch.autograd.grad(y.square().sum(), inputs)] for y in results]
+        for one, other in zip(*both, strict=True):
+            torch.testing.assert_close(one, other)
 
 
 # ---- the sources -------------------------------------------------------------------------------------------------
@@ -249,19 +248,19 @@ def test_a_folder_with_something_in_it_is_refused_and_an_empty_one_is_filled(
     assert (tmp_path / "mine/mine/__init__.py").is_file()
 
 
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("is_new", [True, False])
 def test_a_write_that_fails_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
 ) -> None:
-    def fails(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    if there:
+    if not is_new:
         (tmp_path / "out").mkdir()
-    monkeypatch.setattr(Path, "rename", fails)
+    monkeypatch.setattr(Path, "rename", fail)
     with pytest.raises(UserError, match="No space left on device"):
         package.export(ORIGIN, tmp_path / "out", package.choose_ops(ROOT, ["conv2d"]), "mine")
-    assert [path.name for path in tmp_path.rglob("*")] == (["out"] if there else [])
+    assert [path.name for path in tmp_path.rglob("*")] == ([] if is_new else ["out"])
 
 
 # ---- what it says ------------------------------------------------------------------------------------------------
@@ -275,8 +274,8 @@ def test_the_page_of_a_package_has_an_example_of_each_op_that_runs(tmp_path: Pat
     assert sorted({*re.findall(r"ops\.(\w+)\(", examples)}) == OPS
     code = examples.replace("import kernels as ops", "import mine as ops")
     code += "import mine.dispatch; print(mine.dispatch.can_run_fused(x.cpu()))"
-    said = alone(code, tmp_path / "out", "kernels,ladder,stylegan_lite", TRITON_INTERPRET="1")
-    assert said == "True"
+    output = run_alone(code, tmp_path / "out", "kernels,ladder,stylegan_lite", TRITON_INTERPRET="1")
+    assert output == "True"
 
 
 def test_the_page_for_adopters_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,4 +286,4 @@ def test_the_page_for_adopters_runs_as_written(tmp_path: Path, monkeypatch: pyte
     succeed(*export.split()[1:])
     assert tested == "python -m fastops.test_ops" and (tmp_path / "out/fastops/test_ops.py").is_file()
     for block in code:
-        alone(block, tmp_path / "out", "kernels,ladder,stylegan_lite")
+        run_alone(block, tmp_path / "out", "kernels,ladder,stylegan_lite")

@@ -12,51 +12,43 @@ from torch import Tensor
 
 from kernels import bias_act as _fused
 from kernels.common.tiles import dense, is_nhwc
-from kernels.dispatch import can_run_fused
 from kernels.pointwise.bias_act import Call
-from ladder.publish.export.nvidia import prepared_act
-from ladder.publish.export.nvidia.calls import can_run, say_once, without_autocast
-from ladder.publish.export.nvidia.launches import remember
+from ladder.publish.export.nvidia.prepared import (
+    Pass,
+    can_run,
+    remember,
+    run_pass,
+    warn_once,
+    without_autocast,
+)
+from ladder.publish.export.nvidia.prepared import _init as _init
 
 
 class _Activation(dict[str, Any]):
     """The facts of an activation, as items and as attributes."""
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
+    def __init__(
+        self, number: int, function: Callable[..., Tensor], gain: float = 1, alpha: float = 0, ref: str = "y"
+    ) -> None:
+        # The last three entries told NVIDIA's kernel what to do. They stay for code that reads them.
+        super().__init__(func=function, def_alpha=alpha, def_gain=gain)
+        self |= {"cuda_idx": number, "ref": ref, "has_2nd_grad": ref == "x" or number > 3}
+        self.__dict__ = self
 
 
-def _activation(
-    number: int, function: Callable[..., Tensor], gain: float = 1, alpha: float = 0, ref: str = "y"
-) -> _Activation:
-    # The last three entries told NVIDIA's kernel what to do. They stay for code that reads them.
-    curved = ref == "x" or number > 3
-    return _Activation(
-        func=function, def_alpha=alpha, def_gain=gain, cuda_idx=number, ref=ref, has_2nd_grad=curved
-    )
-
-
-_passes: dict[Hashable, prepared_act.Pass] = {}  # by the shape and the arguments of a call
+_passes: dict[Hashable, Pass] = {}  # by the shape and the arguments of a call
 ROOT_2 = math.sqrt(2)
-activation_funcs = {
-    "linear": _activation(1, lambda x, **_: x, ref=""),
-    "relu": _activation(2, lambda x, **_: F.relu(x), ROOT_2),
-    "lrelu": _activation(3, lambda x, alpha, **_: F.leaky_relu(x, alpha), ROOT_2, 0.2),
-    "tanh": _activation(4, lambda x, **_: torch.tanh(x)),
-    "sigmoid": _activation(5, lambda x, **_: torch.sigmoid(x)),
-    "elu": _activation(6, lambda x, **_: F.elu(x)),
-    "selu": _activation(7, lambda x, **_: F.selu(x)),
-    "softplus": _activation(8, lambda x, **_: F.softplus(x)),
-    "swish": _activation(9, lambda x, **_: x * torch.sigmoid(x), ROOT_2, ref="x"),
+activation_funcs: dict[str, Any] = {
+    "linear": _Activation(1, lambda x, **_: x, ref=""),
+    "relu": _Activation(2, lambda x, **_: F.relu(x), ROOT_2),
+    "lrelu": _Activation(3, lambda x, alpha, **_: F.leaky_relu(x, alpha), ROOT_2, 0.2),
+    "tanh": _Activation(4, lambda x, **_: torch.tanh(x)),
+    "sigmoid": _Activation(5, lambda x, **_: torch.sigmoid(x)),
+    "elu": _Activation(6, lambda x, **_: F.elu(x)),
+    "selu": _Activation(7, lambda x, **_: F.selu(x)),
+    "softplus": _Activation(8, lambda x, **_: F.softplus(x)),
+    "swish": _Activation(9, lambda x, **_: x * torch.sigmoid(x), ROOT_2, ref="x"),
 }
-
-
-def _init() -> bool:
-    """Return whether the fused op can run on this machine's GPU. Nothing is built: Triton compiles at first use."""
-    return torch.cuda.is_available() and can_run_fused(torch.empty(0, device="cuda"))
 
 
 def bias_act(
@@ -81,28 +73,13 @@ def bias_act(
 
     Returns a tensor like x.
     """
-    if torch.compiler.is_compiling():
-        return _checked(x, b, dim, act, alpha, gain, clamp, impl, None)
-    of_bias = None if b is None else (b.shape, b.stride(), b.dtype, b.device)
-    key = (x.shape, x.stride(), x.dtype, x.device, of_bias, dim, act, alpha, gain, clamp, impl)
-    known = _passes.get(key)
-    if known is None:
-        return _checked(x, b, dim, act, alpha, gain, clamp, impl, key)
-    return prepared_act.run(known, x, b)
-
-
-def _checked(
-    x: Tensor,
-    b: Tensor | None,
-    dim: int,
-    act: str,
-    alpha: float | None,
-    gain: float | None,
-    clamp: float | None,
-    impl: str,
-    key: Hashable,
-) -> Tensor:
-    """Check the arguments and compute `bias_act`. A fused call keeps what it prepares under this key."""
+    is_compiling, key = torch.compiler.is_compiling(), None
+    if not is_compiling:
+        of_bias = None if b is None else (b.shape, b.stride(), b.dtype, b.device)
+        key = (x.shape, x.stride(), x.dtype, x.device, of_bias, dim, act, alpha, gain, clamp, impl)
+        known = _passes.get(key)
+        if known is not None:
+            return run_pass(known, x, b)
     if impl not in ("ref", "cuda"):
         raise ValueError(f'impl must be "ref" or "cuda", got {impl!r}')
     if act not in activation_funcs:
@@ -112,7 +89,7 @@ def _checked(
     if b is not None and (b.dim() != 1 or not 0 <= dim < x.dim() or len(b) != x.shape[dim]):
         raise ValueError(f"b {list(b.shape)} does not fit dimension {dim} of x {list(x.shape)}")
     spec = activation_funcs[act]
-    plain = all(each is None or isinstance(each, int | float) for each in (alpha, gain, clamp))
+    are_numbers = all(each is None or isinstance(each, int | float) for each in (alpha, gain, clamp))
     alpha = float(spec.def_alpha if alpha is None else alpha)
     gain = float(spec.def_gain if gain is None else gain)
     clamp = None if clamp is None else float(clamp)
@@ -120,34 +97,28 @@ def _checked(
         return x
     if impl == "cuda" and x.numel() and can_run("bias_act", x) and _is_served(x, b, dim, act):
         slope = 1.0 if act == "linear" else 0.0 if act == "relu" else alpha
-        if torch.compiler.is_compiling():
+        if is_compiling:
             with without_autocast(x):
                 return _fused(x, b, act="lrelu", slope=slope, gain=gain, clamp=clamp)
-        given, x, b = (x, b), dense(x), None if b is None else b.contiguous()
-        made = prepared_act.Pass(Call(slope, gain, clamp, is_nhwc(x), x.dtype), x, b, None, None, None)
-        if plain and given[0] is x and given[1] is b:
-            remember(_passes, key, made)
-        return prepared_act.run(made, x, b)
-    return _plain(x, b, dim, act, alpha, gain, clamp)
+        inputs = dense(x), None if b is None else b.contiguous()
+        prepared = Pass(Call(slope, gain, clamp, is_nhwc(inputs[0]), x.dtype), *inputs, None, None, None)
+        if are_numbers and inputs[0] is x and inputs[1] is b:
+            remember(_passes, key, prepared)
+        return run_pass(prepared, *inputs)
+    if b is not None:
+        x = x + b.to(x.dtype).reshape([-1 if each == dim else 1 for each in range(x.dim())])
+    x = spec.func(x, alpha=alpha)
+    x = x * gain if gain != 1 else x
+    return x if clamp is None else x.clamp(-clamp, clamp)
 
 
 def _is_served(x: Tensor, b: Tensor | None, dim: int, act: str) -> bool:
     if act not in ("linear", "relu", "lrelu"):
-        say_once("bias_act", f"activation {act}")
+        warn_once("bias_act", f"activation {act}")
     elif b is not None and dim != 1:
-        say_once("bias_act", f"a bias along dimension {dim}")
+        warn_once("bias_act", f"a bias along dimension {dim}")
     elif x.dim() not in (2, 4):
-        say_once("bias_act", f"a tensor of {x.dim()} dimensions")
+        warn_once("bias_act", f"a tensor of {x.dim()} dimensions")
     else:
         return True
     return False
-
-
-def _plain(
-    x: Tensor, b: Tensor | None, dim: int, act: str, alpha: float, gain: float, clamp: float | None
-) -> Tensor:
-    if b is not None:
-        x = x + b.to(x.dtype).reshape([-1 if each == dim else 1 for each in range(x.dim())])
-    x = activation_funcs[act].func(x, alpha=alpha)
-    x = x * gain if gain != 1 else x
-    return x if clamp is None else x.clamp(-clamp, clamp)

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from kernels.common.tiles import dense, output_dtype
 from kernels.linear import conv2d as _ops
-from ladder.publish.export.nvidia.calls import say_once
-from ladder.publish.export.nvidia.launches import is_wanted, remember
+from ladder.publish.export.nvidia.prepared import is_needed, remember, warn_once, without_autocast
 
 enabled = False  # False: PyTorch's own convolutions
 weight_gradients_disabled = False  # read while a backward pass runs
@@ -47,8 +46,6 @@ def conv2d(
     groups: int = 1,
 ) -> Tensor:
     """Compute `torch.nn.functional.conv2d`, differentiable to any order."""
-    if not _should_use_custom_op(input):
-        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     return _convolve(input, weight, bias, (False, stride, padding, 0, dilation, groups))
 
 
@@ -63,43 +60,12 @@ def conv_transpose2d(
     dilation: Size = 1,
 ) -> Tensor:
     """Compute `torch.nn.functional.conv_transpose2d`, differentiable to any order."""
-    if not _should_use_custom_op(input):
-        return F.conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation)
     return _convolve(input, weight, bias, (True, stride, padding, output_padding, dilation, groups))
 
 
 def _should_use_custom_op(input: Tensor) -> bool:
     """Return whether this module differentiates the convolution of this tensor. The compiler has its own."""
     return enabled and not torch.compiler.is_compiling()
-
-
-def _pair(value: Size) -> tuple[int, int]:
-    """Return (along y, along x) of a size that may be one number for both."""
-    if isinstance(value, int):
-        return value, value
-    first, *rest = (int(each) for each in value)
-    return first, rest[0] if rest else first
-
-
-def _gated(weight: Tensor) -> Tensor:
-    """Return the weight, whose gradient `no_weight_gradients` can stop."""
-    return _Gate.apply(weight) if weight.requires_grad and torch.is_grad_enabled() else weight
-
-
-class _Gate(torch.autograd.Function):
-    """The identity. Its gradient is left out while `weight_gradients_disabled` is set."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor) -> Tensor:
-        ctx.set_materialize_grads(False)
-        return weight.view_as(weight)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> Tensor | None:
-        return None if weight_gradients_disabled else g
-
-
-# ---- convolutions, by what their shapes decide -------------------------------------------------------------------
 
 
 class Site:
@@ -128,15 +94,35 @@ _sites: dict[Hashable, Site] = {}  # by shapes and arguments
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: tuple[Any, ...]) -> Tensor:
     """Compute the convolution with these sizes: transposed, stride, padding, output padding, dilation, groups."""
+    if not _should_use_custom_op(x):
+        return _call_pytorch(x, weight, bias, sizes)
     key = (x.shape, x.stride(), x.dtype, x.device, weight.shape, weight.stride(), weight.dtype, sizes)
     try:
         site = _sites.get(key)
     except TypeError:  # a list among the sizes
         return _convolve(x, weight, bias, tuple(tuple(e) if isinstance(e, Sequence) else e for e in sizes))
     if site is None or torch.is_autocast_enabled(site.kind):
-        if x.dim() != 4 or not x.is_floating_point() or _pair(sizes[4]) != (1, 1):
-            return _plain(x, weight, bias, sizes)
-        x, weight, site = _checked(x, weight, sizes, key)
+        transposed, stride, padding, output_padding, dilation, groups = sizes
+        name = "conv_transpose2d" if transposed else "conv2d"
+        is_dilated = _ops._pair(dilation) not in ((1,), (1, 1))
+        if x.dim() != 4 or not x.is_floating_point() or is_dilated:
+            if is_dilated:
+                warn_once(f"conv2d_gradfix.{name}", f"dilation {dilation}")
+            gated = _Gate.apply(weight) if weight.requires_grad and torch.is_grad_enabled() else weight
+            return _call_pytorch(x, gated, bias, sizes)
+        # Both in autocast's dtype, and x dense in memory.
+        given, dtypes = x, f"x and weight need one dtype, got {x.dtype} and {weight.dtype}"
+        x, weight = x.to(output_dtype(x)), weight.to(output_dtype(weight))
+        steps, border, more = ((size * 2)[:2] for size in map(_ops._pair, (stride, padding, output_padding)))
+        geometry = _ops.Geometry(steps, border, more, transposed, groups)
+        problem = _ops._problem(x, weight, geometry) or (dtypes if x.dtype is not weight.dtype else None)
+        if problem:
+            raise ValueError(f"{name}: {problem}")
+        x = dense(x)
+        geometry = geometry._replace(nhwc=_ops._is_nhwc(x, dense(weight)))
+        site = Site(geometry, x.shape, weight.shape, x.device.type)
+        if x is given:
+            remember(_sites, key, site)
     # A copy to another layout stands here, where autograd sees it.
     weight = weight.contiguous(memory_format=site.format)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
@@ -146,37 +132,25 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: tuple[Any, 
     return y if bias is None else y + bias.to(y.dtype).reshape(-1, 1, 1)
 
 
-def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: tuple[Any, ...]) -> Tensor:
+def _call_pytorch(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: tuple[Any, ...]) -> Tensor:
     """Compute the convolution as PyTorch differentiates it."""
     transposed, stride, padding, output_padding, dilation, groups = sizes
-    weight, name = _gated(weight), "conv_transpose2d" if transposed else "conv2d"
-    if _pair(dilation) != (1, 1):
-        say_once(f"conv2d_gradfix.{name}", f"dilation {dilation}")
     if transposed:
         return F.conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation)
     return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
 
-def _checked(x: Tensor, weight: Tensor, sizes: tuple[Any, ...], key: Hashable) -> tuple[Tensor, Tensor, Site]:
-    """Return both tensors in autocast's dtype, x dense in memory, and what their shapes decide.
+class _Gate(torch.autograd.Function):
+    """The identity. Its gradient is left out while `weight_gradients_disabled` is set."""
 
-    Raises ValueError for what does not fit.
-    """
-    given, dtype = x, x.dtype
-    x, weight = x.to(output_dtype(x)), weight.to(output_dtype(weight))
-    transposed, stride, padding, output_padding, _, groups = sizes
-    geometry = _ops.Geometry(_pair(stride), _pair(padding), _pair(output_padding), transposed, groups)
-    problem = _ops._problem(x, weight, geometry)
-    if problem is None and x.dtype is not weight.dtype:
-        problem = f"x and weight need one dtype, got {dtype} and {weight.dtype}"
-    if problem:
-        raise ValueError(f"{'conv_transpose2d' if transposed else 'conv2d'}: {problem}")
-    x = dense(x)
-    geometry = geometry._replace(nhwc=_ops._is_nhwc(x, dense(weight)))
-    site = Site(geometry, x.shape, weight.shape, x.device.type)
-    if x is given:
-        remember(_sites, key, site)
-    return x, weight, site
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> Tensor | None:
+        return None if weight_gradients_disabled else g
 
 
 class _Convolution(torch.autograd.Function):
@@ -193,30 +167,23 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
         needs_x, needs_weight, _ = ctx.needs_input_grad
-        needs_weight = needs_weight and not weight_gradients_disabled and is_wanted(ctx, 1)
+        needs_weight = needs_weight and not weight_gradients_disabled and is_needed(ctx, 1)
         if g is None or not (needs_x or needs_weight):
             return None, None, None
         (x, weight), site = ctx.saved_tensors, ctx.site
-        if not torch.is_autocast_enabled(site.kind):
-            return *_gradients(g, x, weight, site, needs_x, needs_weight), None
-        with torch.autocast(site.kind, enabled=False):  # It computes in the dtypes of its forward pass.
-            return *_gradients(g, x, weight, site, needs_x, needs_weight), None
-
-
-def _gradients(
-    g: Tensor, x: Tensor | None, weight: Tensor, site: Site, needs_x: bool, needs_weight: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of x and weight, None where not needed."""
-    g = g.contiguous(memory_format=site.format)
-    if torch.is_grad_enabled():
-        dx = _Convolution.apply(g, weight, site.adjoint()) if needs_x else None
-        if not needs_weight:
-            return dx, None
-        return dx, _ops._WeightGradient.apply(g, x, weight.detach(), site.geometry)
-    if not needs_weight:
-        return site.adjoint().convolve(g, weight), None
-    mask = [needs_x, True, False]
-    dx, dweight, _ = torch.ops.aten.convolution_backward.default(g, x, weight, None, *site.arguments, mask)
-    if needs_x:
-        dx = dx.contiguous(memory_format=site.format)
-    return dx, dweight.contiguous(memory_format=site.format)
+        dx = dweight = None
+        with without_autocast(g):  # It computes in the dtypes of its forward pass.
+            g = g.contiguous(memory_format=site.format)
+            if torch.is_grad_enabled():
+                dx = _Convolution.apply(g, weight, site.adjoint()) if needs_x else None
+                if needs_weight:
+                    dweight = _ops._WeightGradient.apply(g, x, weight.detach(), site.geometry)
+            elif not needs_weight:
+                dx = site.adjoint().convolve(g, weight)
+            else:
+                gradients = torch.ops.aten.convolution_backward.default
+                mask = [needs_x, True, False]
+                dx, dweight, _ = gradients(g, x, weight, None, *site.arguments, mask)
+                dx = dx.contiguous(memory_format=site.format) if needs_x else None
+                dweight = dweight.contiguous(memory_format=site.format)
+        return dx, dweight, None

@@ -10,7 +10,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from ladder.publish.export.nvidia import conv2d_gradfix, upfirdn2d
-from ladder.publish.export.nvidia.upfirdn2d import Padding
 
 
 def conv2d_resample(
@@ -19,7 +18,7 @@ def conv2d_resample(
     f: Tensor | None = None,
     up: int = 1,
     down: int = 1,
-    padding: Padding = 0,
+    padding: upfirdn2d.Padding = 0,
     groups: int = 1,
     flip_weight: bool = True,
     flip_filter: bool = False,
@@ -40,71 +39,34 @@ def conv2d_resample(
     for name, factor in (("up", up), ("down", down), ("groups", groups)):
         if not isinstance(factor, int) or factor < 1:
             raise ValueError(f"{name} must be a whole number above 0, got {factor!r}")
-    sides = _with_filter(upfirdn2d._parse_padding(padding), upfirdn2d._get_filter_size(f), up, down)
-    small = w.shape[2:] == (1, 1)
-    if up > 1 and small and down == 1:
-        x = _convolve(x, w, groups, flip_weight)
-        return upfirdn2d.upfirdn2d(x, f, up=up, padding=sides, gain=up**2, flip_filter=flip_filter)
-    if up > 1:
-        x = _convolve_up(x, w, f, up, sides, groups, flip_weight, flip_filter)
-        return upfirdn2d.upfirdn2d(x, f, down=down, flip_filter=flip_filter) if down > 1 else x
-    if down > 1:
-        before = down if small else 1
-        x = upfirdn2d.upfirdn2d(x, f, down=before, padding=sides, flip_filter=flip_filter)
-        return _convolve(x, w, groups, flip_weight, stride=down // before)
-    left, right, top, bottom = sides
-    if left == right >= 0 and top == bottom >= 0:
-        return _convolve(x, w, groups, flip_weight, padding=(top, left))
-    return _convolve(upfirdn2d.upfirdn2d(x, None, padding=sides), w, groups, flip_weight)
-
-
-def _with_filter(
-    sides: tuple[int, int, int, int], size: tuple[int, int], up: int, down: int
-) -> tuple[int, int, int, int]:
-    """Return the padding with the rims that the filters consume, at each edge of (x, y)."""
-    found: list[int] = []
-    for (before, after), taps in zip((sides[:2], sides[2:]), size, strict=True):
-        if up > 1:
-            before, after = before + (taps + up - 1) // 2, after + (taps - up) // 2
-        if down > 1:
-            before, after = before + (taps - down + 1) // 2, after + (taps - down) // 2
-        found += [before, after]
-    return found[0], found[1], found[2], found[3]
-
-
-def _convolve(
-    x: Tensor, w: Tensor, groups: int, flip_weight: bool, stride: int = 1, padding: tuple[int, int] = (0, 0)
-) -> Tensor:
-    w = w if flip_weight or w.shape[2:] == (1, 1) else w.flip((2, 3))
-    return conv2d_gradfix.conv2d(x, w, stride=stride, padding=padding, groups=groups)
-
-
-def _convolve_up(
-    x: Tensor,
-    w: Tensor,
-    f: Tensor | None,
-    up: int,
-    sides: tuple[int, int, int, int],
-    groups: int,
-    flip_weight: bool,
-    flip_filter: bool,
-) -> Tensor:
-    """Upsample and convolve by one transposed convolution, then filter.
-
-    A transposed convolution slides its kernel over every pixel of the image with zeros inserted. It leaves out `up` - 1
-    zeros at the end. The filter's padding crops what lies beyond, as far as the convolution cannot crop it itself.
-    """
+    ups, downs = ((factor, factor) if factor > 1 else None for factor in (up, down))
+    left, right, top, bottom = sides = upfirdn2d._add_rims(padding, f, ups, downs)
     outputs, inputs, height, width = w.shape
-    if groups == 1:
-        w = w.transpose(0, 1)
-    else:
-        w = w.reshape(groups, outputs // groups, inputs, height, width).transpose(1, 2)
-        w = w.reshape(groups * inputs, outputs // groups, height, width)
-    w = w.flip((2, 3)) if flip_weight and (height, width) != (1, 1) else w
-    left, right, top, bottom = sides
-    left, right = left - (width - 1), right - (width - up)
-    top, bottom = top - (height - 1), bottom - (height - up)
-    cut_y, cut_x = max(0, min(-top, -bottom)), max(0, min(-left, -right))
-    x = conv2d_gradfix.conv_transpose2d(x, w, stride=up, padding=(cut_y, cut_x), groups=groups)
-    rest = (left + cut_x, right + cut_x, top + cut_y, bottom + cut_y)
-    return upfirdn2d.upfirdn2d(x, f, padding=rest, gain=up**2, flip_filter=flip_filter)
+    is_small = (height, width) == (1, 1)
+    if up > 1 and not (is_small and down == 1):
+        # One transposed convolution slides its kernel over every pixel of the image with zeros inserted. It leaves out
+        # `up` - 1 zeros at the end. The filter's padding crops what lies beyond, as far as the convolution cannot.
+        if groups == 1:
+            w = w.transpose(0, 1)
+        else:
+            w = w.reshape(groups, outputs // groups, inputs, height, width).transpose(1, 2)
+            w = w.reshape(groups * inputs, outputs // groups, height, width)
+        w = w.flip((2, 3)) if flip_weight and not is_small else w
+        left, right = left - (width - 1), right - (width - up)
+        top, bottom = top - (height - 1), bottom - (height - up)
+        cut_y, cut_x = max(0, min(-top, -bottom)), max(0, min(-left, -right))
+        x = conv2d_gradfix.conv_transpose2d(x, w, stride=up, padding=(cut_y, cut_x), groups=groups)
+        rest = (left + cut_x, right + cut_x, top + cut_y, bottom + cut_y)
+        x = upfirdn2d.upfirdn2d(x, f, padding=rest, gain=up**2, flip_filter=flip_filter)
+        return upfirdn2d.upfirdn2d(x, f, down=down, flip_filter=flip_filter) if down > 1 else x
+    w = w if flip_weight or is_small else w.flip((2, 3))
+    if up > 1:
+        x = conv2d_gradfix.conv2d(x, w, groups=groups)
+        return upfirdn2d.upfirdn2d(x, f, up=up, padding=sides, gain=up**2, flip_filter=flip_filter)
+    if down > 1:
+        before = down if is_small else 1
+        x = upfirdn2d.upfirdn2d(x, f, down=before, padding=sides, flip_filter=flip_filter)
+        return conv2d_gradfix.conv2d(x, w, stride=down // before, groups=groups)
+    if left == right >= 0 and top == bottom >= 0:
+        return conv2d_gradfix.conv2d(x, w, padding=(top, left), groups=groups)
+    return conv2d_gradfix.conv2d(upfirdn2d.upfirdn2d(x, None, padding=sides), w, groups=groups)

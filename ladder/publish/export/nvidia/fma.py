@@ -14,11 +14,9 @@ from torch import Tensor
 from kernels.common.tiles import dense, is_nhwc
 from kernels.dispatch import can_run_fused
 from kernels.pointwise.bias_act import Call
-from ladder.publish.export.nvidia import prepared_act
-from ladder.publish.export.nvidia.calls import is_capturing
-from ladder.publish.export.nvidia.launches import remember
+from ladder.publish.export.nvidia.prepared import Pass, is_capturing, remember, run_pass
 
-_passes: dict[Hashable, prepared_act.Pass] = {}  # by the three tensors' shapes
+_passes: dict[Hashable, Pass] = {}  # by the three tensors' shapes
 _ones: dict[torch.device, Tensor] = {}
 
 
@@ -30,16 +28,20 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     key = (*shapes, a.dtype, b.dtype, c.dtype, a.device, b.device, c.device)
     known = _passes.get(key)
     if known is not None:
-        return prepared_act.run(known, a, None, b, c)
+        return run_pass(known, a, None, b, c)
     if not _is_layer(a, b, c):
         return torch.addcmul(c, a, b)
-    given = (a, b, c)
-    a, b, c = dense(a), b.contiguous(), c.contiguous()
-    call = Call(1.0, 1.0, None, is_nhwc(a), a.dtype)
-    made = prepared_act.Pass(call, a, None, b, c, _one(a.device))
-    if all(x is y for x, y in zip(given, (a, b, c), strict=True)) and a.device in _ones:
-        remember(_passes, key, made)
-    return prepared_act.run(made, a, None, b, c)
+    inputs = (dense(a), b.contiguous(), c.contiguous())
+    one = _ones.get(a.device)
+    if one is None:
+        one = torch.ones((), device=a.device)
+        if not is_capturing():  # a capture may not keep the tensor that it makes
+            _ones[a.device] = one
+    call = Call(1.0, 1.0, None, is_nhwc(inputs[0]), a.dtype)
+    prepared = Pass(call, inputs[0], None, *inputs[1:], one)
+    if all(x is y for x, y in zip((a, b, c), inputs, strict=True)) and a.device in _ones:
+        remember(_passes, key, prepared)
+    return run_pass(prepared, inputs[0], None, *inputs[1:])
 
 
 def _is_layer(a: Tensor, b: Tensor, c: Tensor) -> bool:
@@ -49,13 +51,3 @@ def _is_layer(a: Tensor, b: Tensor, c: Tensor) -> bool:
     samples, channels, *size = a.shape
     fits = b.shape == (samples, channels, 1, 1) and c.shape in ((samples, 1, *size), (1, 1, *size))
     return fits and a.numel() > 0 and can_run_fused(a)
-
-
-def _one(device: torch.device) -> Tensor:
-    """Return the number 1. A capture may not keep the tensor that it makes."""
-    if device in _ones:
-        return _ones[device]
-    made = torch.ones((), device=device)
-    if not is_capturing():
-        _ones[device] = made
-    return made

@@ -7,7 +7,7 @@ lives unchanged. They are never read inside the capture of a CUDA graph, where a
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,12 +15,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.common.tiles import dense
-from kernels.dispatch import can_run_fused
 from kernels.linear import conv2d as _ops
 from kernels.upfirdn.upfirdn2d import _plan
-from ladder.publish.export.nvidia import prepared_filter
-from ladder.publish.export.nvidia.calls import can_run, is_capturing, say_once, without_autocast
-from ladder.publish.export.nvidia.launches import remember
+from ladder.publish.export.nvidia.prepared import (
+    Filter,
+    can_run,
+    is_capturing,
+    remember,
+    run_filter,
+    warn_once,
+    without_autocast,
+)
+from ladder.publish.export.nvidia.prepared import _init as _init
 
 LONGEST = 8  # taps of the fused op
 # The largest relative error of taps for which they stand for a filter: rounding of FP32, or of float64.
@@ -28,6 +34,7 @@ ROUNDING, EXACT = 1e-6, 1e-13
 
 Pair = int | Sequence[int]  # one number, or (x, y)
 Padding = int | Sequence[int]  # one number, (x, y), or (left, right, top, bottom)
+Sides = tuple[int, int, int, int]
 
 
 class _Taps(NamedTuple):
@@ -38,23 +45,17 @@ class _Taps(NamedTuple):
     error: float
 
 
-_Prepared = dict[Hashable, prepared_filter.Filtering]  # by the image's shape and the arguments of a call
-
-
 class _Known(NamedTuple):
-    filter: weakref.ref[Tensor]
+    """What is known of a filter in one state of its tensor."""
+
+    filter: Callable[[], Tensor | None]
     version: int
-    found: _Taps | str  # or why there are none
-    prepared: _Prepared
+    taps: _Taps | str  # or why there are none
+    prepared: dict[Hashable, Filter]  # by the image's shape and the arguments of a call
 
 
 _known: dict[int, _Known] = {}  # by the tensor's id
-_unfiltered: _Prepared = {}  # the calls without a filter
-
-
-def _init() -> bool:
-    """Return whether the fused op can run on this machine's GPU. Nothing is built: Triton compiles at first use."""
-    return torch.cuda.is_available() and can_run_fused(torch.empty(0, device="cuda"))
+_no_filter = _Known(lambda: None, 0, _Taps((1.0,), 1.0, 0.0), {})
 
 
 def setup_filter(
@@ -73,21 +74,21 @@ def setup_filter(
         gain: factor on the result of the whole filter.
         separable: whether to keep one dimension; by default 8 taps and more do.
     """
-    made = torch.as_tensor(1 if f is None else f, dtype=torch.float32)
-    if made.dim() > 2 or not made.numel():
-        raise ValueError(f"a filter has up to two dimensions and a number, got shape {list(made.shape)}")
-    made = made.reshape(1) if made.dim() == 0 else made
+    result = torch.as_tensor(1 if f is None else f, dtype=torch.float32)
+    if result.dim() > 2 or not result.numel():
+        raise ValueError(f"a filter has up to two dimensions and a number, got shape {list(result.shape)}")
+    result = result.reshape(1) if result.dim() == 0 else result
     if separable is None:
-        separable = made.dim() == 1 and made.numel() >= 8
-    if separable and made.dim() == 2:
-        raise ValueError(f"a filter of shape {list(made.shape)} is not separable: give its taps")
-    if made.dim() == 1 and not separable:
-        made = torch.outer(made, made)
+        separable = result.dim() == 1 and result.numel() >= 8
+    if separable and result.dim() == 2:
+        raise ValueError(f"a filter of shape {list(result.shape)} is not separable: give its taps")
+    if result.dim() == 1 and not separable:
+        result = torch.outer(result, result)
     if normalize:
-        made = made / made.sum()
+        result = result / result.sum()
     if flip_filter:
-        made = made.flip(tuple(range(made.dim())))
-    return (made * gain ** (made.dim() / 2)).to(device)
+        result = result.flip(tuple(range(result.dim())))
+    return (result * gain ** (result.dim() / 2)).to(device)
 
 
 def upfirdn2d(
@@ -112,22 +113,15 @@ def upfirdn2d(
 
     Returns [N, C, H', W'] in x's dtype.
     """
-    if type(padding) is list:
-        padding = tuple(padding)
-    sizes = (up, down, padding, flip_filter, gain, impl)
-    if torch.compiler.is_compiling():
-        return _checked(x, f, sizes, None)
-    prepared, key = _prepared_for(f), (x.shape, x.stride(), x.dtype, x.device, *sizes)
-    try:
-        known = ({} if prepared is None else prepared).get(key)
-    except TypeError:  # a list among the sizes
-        return _checked(x, f, sizes, None)
-    return _checked(x, f, sizes, key) if known is None else prepared_filter.run(known, x)
-
-
-def _checked(x: Tensor, f: Tensor | None, sizes: tuple[Any, ...], key: Hashable) -> Tensor:
-    """Check the arguments and compute `upfirdn2d`. A fused call keeps what it prepares under this key."""
-    given, (up, down, padding, flip_filter, gain, impl) = x, sizes
+    key, is_compiling = None, torch.compiler.is_compiling()
+    if not is_compiling:
+        if list in (type(up), type(down), type(padding)):  # a list has no hash
+            up, down, padding = (tuple(e) if isinstance(e, list) else e for e in (up, down, padding))
+        key = (x.shape, x.stride(), x.dtype, x.device, up, down, padding, flip_filter, gain, impl)
+        known = _find_known(f)
+        prepared = None if known is None else known.prepared.get(key)
+        if prepared is not None:
+            return run_filter(prepared, x)
     if impl not in ("ref", "cuda"):
         raise ValueError(f'impl must be "ref" or "cuda", got {impl!r}')
     if x.dim() != 4 or not x.is_floating_point():
@@ -142,69 +136,47 @@ def _checked(x: Tensor, f: Tensor | None, sizes: tuple[Any, ...], key: Hashable)
             f"a filter of {width}x{height} does not fit into {wide}x{high} pixels (width x height)"
         )
     with without_autocast(x):
-        if impl == "cuda" and x.numel() and not torch.compiler.is_compiling() and can_run("upfirdn2d", x):
-            found = _served(f, ups, downs, EXACT if x.dtype is torch.float64 else ROUNDING)
-            if isinstance(found, _Taps):
-                x, options = dense(x), {"padding": sides, "gain": gain * found.gain, "flip": flip_filter}
-                call = _plan(x, found.taps, up=ups[0], down=downs[0], **options)
-                call = call._replace(nhwc=not x.is_contiguous())
-                made = prepared_filter.Filtering(call, x.shape, x.dtype, x.device)
-                prepared = _prepared_for(f)
-                if key and prepared is not None and x is given and isinstance(gain, int | float):
-                    remember(prepared, key, made)
-                return prepared_filter.run(made, x)
-            say_once("upfirdn2d", found)
-        return _plain(x, f, ups, downs, sides, flip_filter, gain)
+        if impl == "cuda" and x.numel() and not is_compiling and can_run("upfirdn2d", x):
+            served = _serve(f, ups, downs, EXACT if x.dtype is torch.float64 else ROUNDING)
+            if isinstance(served, _Known) and isinstance(served.taps, _Taps):
+                image, taps = dense(x), served.taps
+                options = {"padding": sides, "gain": gain * taps.gain, "flip": flip_filter}
+                call = _plan(image, taps.taps, up=ups[0], down=downs[0], **options)
+                call = call._replace(nhwc=not image.is_contiguous())
+                prepared = Filter(call, image.shape, image.dtype, image.device)
+                if image is x and isinstance(gain, int | float):
+                    remember(served.prepared, key, prepared)
+                return run_filter(prepared, image)
+            warn_once("upfirdn2d", str(served))
+        return _compute(x, f, ups, downs, sides, flip_filter, gain)
 
 
 def filter2d(
     x: Tensor, f: Tensor | None, padding: Padding = 0, flip_filter: bool = False, gain: float = 1, impl: str = "cuda"
 ) -> Tensor:  # fmt: skip
     """Filter x [N, C, H, W] and keep its size. `padding` is added to the result's edges, or crops them."""
-    left, right, top, bottom = _parse_padding(padding)
-    width, height = _get_filter_size(f)
-    sides = (left + width // 2, right + (width - 1) // 2, top + height // 2, bottom + (height - 1) // 2)
+    sides = _add_rims(padding, f, up=(1, 1))
     return upfirdn2d(x, f, padding=sides, flip_filter=flip_filter, gain=gain, impl=impl)
 
 
 def upsample2d(
-    x: Tensor,
-    f: Tensor | None,
-    up: Pair = 2,
-    padding: Padding = 0,
-    flip_filter: bool = False,
-    gain: float = 1,
+    x: Tensor, f: Tensor | None, up: Pair = 2, padding: Padding = 0, flip_filter: bool = False, gain: float = 1,
     impl: str = "cuda",
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return x [N, C, H, W] with `up` times as many rows and columns, filtered. Values keep their size."""
-    x_up, y_up = _parse_scaling(up)
-    left, right, top, bottom = _parse_padding(padding)
-    width, height = _get_filter_size(f)
-    sides = (
-        *(left + (width + x_up - 1) // 2, right + (width - x_up) // 2),
-        *(top + (height + y_up - 1) // 2, bottom + (height - y_up) // 2),
-    )
-    return upfirdn2d(x, f, up=up, padding=sides, flip_filter=flip_filter, gain=gain * x_up * y_up, impl=impl)
+    ups = _parse_scaling(up)
+    sides, gain = _add_rims(padding, f, up=ups), gain * ups[0] * ups[1]
+    return upfirdn2d(x, f, up=ups, padding=sides, flip_filter=flip_filter, gain=gain, impl=impl)
 
 
 def downsample2d(
-    x: Tensor,
-    f: Tensor | None,
-    down: Pair = 2,
-    padding: Padding = 0,
-    flip_filter: bool = False,
-    gain: float = 1,
+    x: Tensor, f: Tensor | None, down: Pair = 2, padding: Padding = 0, flip_filter: bool = False, gain: float = 1,
     impl: str = "cuda",
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Filter x [N, C, H, W] and keep every `down`-th row and column."""
-    x_down, y_down = _parse_scaling(down)
-    left, right, top, bottom = _parse_padding(padding)
-    width, height = _get_filter_size(f)
-    sides = (
-        *(left + (width - x_down + 1) // 2, right + (width - x_down) // 2),
-        *(top + (height - y_down + 1) // 2, bottom + (height - y_down) // 2),
-    )
-    return upfirdn2d(x, f, down=down, padding=sides, flip_filter=flip_filter, gain=gain, impl=impl)
+    downs = _parse_scaling(down)
+    sides = _add_rims(padding, f, down=downs)
+    return upfirdn2d(x, f, down=downs, padding=sides, flip_filter=flip_filter, gain=gain, impl=impl)
 
 
 # ---- arguments ---------------------------------------------------------------------------------------------------
@@ -218,7 +190,7 @@ def _parse_scaling(scaling: Pair) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
-def _parse_padding(padding: Padding) -> tuple[int, int, int, int]:
+def _parse_padding(padding: Padding) -> Sides:
     """Return (left, right, top, bottom) of a padding."""
     sides = (padding, padding) if isinstance(padding, int) else tuple(padding)
     if len(sides) == 2:
@@ -233,58 +205,58 @@ def _get_filter_size(f: Tensor | None) -> tuple[int, int]:
     return (1, 1) if f is None else (int(f.shape[-1]), int(f.shape[0]))
 
 
+def _add_rims(
+    padding: Padding, f: Tensor | None, up: tuple[int, int] | None = None, down: tuple[int, int] | None = None
+) -> Sides:
+    """Return the padding with the rims that a filter consumes before and after resampling by (x, y)."""
+    sides = [*_parse_padding(padding)]
+    for axis, taps in enumerate(_get_filter_size(f)):
+        if up:
+            sides[2 * axis] += (taps + up[axis] - 1) // 2
+            sides[2 * axis + 1] += (taps - up[axis]) // 2
+        if down:
+            sides[2 * axis] += (taps - down[axis] + 1) // 2
+            sides[2 * axis + 1] += (taps - down[axis]) // 2
+    return sides[0], sides[1], sides[2], sides[3]
+
+
 # ---- the taps of a filter ----------------------------------------------------------------------------------------
 
 
-def _served(f: Tensor | None, up: tuple[int, int], down: tuple[int, int], bound: float) -> _Taps | str:
-    """Return the taps with which the fused op computes this call, or in a few words why it cannot."""
-    for name, (along_x, along_y) in (("up", up), ("down", down)):
-        if along_x != along_y or along_x > 2:
-            return f"{name} by ({along_x}, {along_y})"
+def _find_known(f: Tensor | None) -> _Known | None:
+    """Return what is known of this very tensor in this state."""
     if f is None:
-        return _Taps((1.0,), 1.0, 0.0)
-    if max(f.shape) > LONGEST:
-        return f"a filter of {max(f.shape)} taps"
-    found = _values_of(f)
-    if isinstance(found, _Taps) and found.error > bound:
-        return "a filter that is one row times itself only in FP32, on a float64 image"
-    return found
-
-
-def _values_of(f: Tensor) -> _Taps | str:
-    """Return the taps of a filter, from what is known of this very tensor in this state if possible."""
-    known = _known_of(f)
-    if known:
-        return known.found
-    if is_capturing():
-        return "a filter that is seen first inside the capture of a CUDA graph"
-    found = _factorized(f.detach().cpu().tolist())
-    if not f.is_inference():  # an inference tensor counts no versions
-        at = id(f)
-
-        def forget(gone: weakref.ref[Tensor]) -> None:
-            if at in _known and _known[at].filter is gone:
-                del _known[at]
-
-        _known[at] = _Known(weakref.ref(f, forget), f._version, found, {})
-    return found
-
-
-def _known_of(f: Tensor) -> _Known | None:
-    """Return what is known of this tensor in this state."""
+        return _no_filter
     known = _known.get(id(f))
     return known if known and known.filter() is f and known.version == f._version else None
 
 
-def _prepared_for(f: Tensor | None) -> _Prepared | None:
-    """Return the prepared calls with this filter, or None where nothing is known of it."""
-    if f is None:
-        return _unfiltered
-    known = _known_of(f)
-    return known.prepared if known else None
+def _serve(f: Tensor | None, up: tuple[int, int], down: tuple[int, int], bound: float) -> _Known | str:
+    """Return the filter with the taps by which the fused op computes this call, or in a few words why it cannot."""
+    for name, (along_x, along_y) in (("up", up), ("down", down)):
+        if along_x != along_y or along_x > 2:
+            return f"{name} by ({along_x}, {along_y})"
+    known = _find_known(f)
+    if known is None:
+        assert f is not None
+        if max(f.shape) > LONGEST:
+            return f"a filter of {max(f.shape)} taps"
+        if is_capturing():
+            return "a filter that is seen first inside the capture of a CUDA graph"
+        at, version = id(f), 0 if f.is_inference() else f._version
+        known = _Known(
+            weakref.ref(f, lambda _: _known.pop(at, None)), version, _factorize(f.detach().cpu().tolist()), {}
+        )
+        if not f.is_inference():  # an inference tensor counts no versions
+            _known[at] = known
+    if isinstance(known.taps, str):
+        return known.taps
+    if known.taps.error > bound:
+        return "a filter that is one row times itself only in FP32, on a float64 image"
+    return known
 
 
-def _factorized(values: list[Any]) -> _Taps | str:
+def _factorize(values: list[Any]) -> _Taps | str:
     """Return the taps of a filter that is given as a row, or as a matrix of rank one."""
     if not isinstance(values[0], list):
         return _Taps(tuple(values), 1.0, 0.0)
@@ -296,33 +268,24 @@ def _factorized(values: list[Any]) -> _Taps | str:
         (y, x) for y, row in enumerate(values) for x, value in enumerate(row) if abs(value) == size
     )
     column, row = [each[along] for each in values], [each / values[at][along] for each in values[at]]
-    if _error(values, column, row) > ROUNDING * size:
+    if _measure_error(values, column, row) > ROUNDING * size:
         return f"a {len(values)}x{len(row)} filter of rank above 1"
     if len(column) == len(row):
         peak = max(range(len(row)), key=lambda n: abs(values[n][n]))
         taps = [each / values[peak][peak] for each in values[peak]] if values[peak][peak] else row
-        error = _error(values, [values[peak][peak] * each for each in taps], taps) / size
+        error = _measure_error(values, [values[peak][peak] * each for each in taps], taps) / size
         if error <= ROUNDING:
             return _Taps(tuple(taps), values[peak][peak], error)
     return "a filter with other taps along x than along y"
 
 
-def _error(values: list[list[float]], column: list[float], row: list[float]) -> float:
+def _measure_error(values: list[list[float]], column: list[float], row: list[float]) -> float:
     return max(abs(values[y][x] - a * b) for y, a in enumerate(column) for x, b in enumerate(row))
 
 
-# ---- plain PyTorch -----------------------------------------------------------------------------------------------
-
-
-def _plain(
-    x: Tensor,
-    f: Tensor | None,
-    up: tuple[int, int],
-    down: tuple[int, int],
-    sides: tuple[int, int, int, int],
-    flip: bool,
-    gain: float,
-) -> Tensor:
+def _compute(
+    x: Tensor, f: Tensor | None, up: tuple[int, int], down: tuple[int, int], sides: Sides, flip: bool, gain: float
+) -> Tensor:  # fmt: skip
     """Compute `upfirdn2d` by a convolution of each channel, whose gradients are convolutions, too."""
     samples, channels, height, width = x.shape
     nhwc = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
@@ -332,19 +295,13 @@ def _plain(
     x = F.pad(x, sides) if any(sides) else x
     f = torch.ones(1, 1, device=x.device) if f is None else f.to(x.device)
     f = f if flip else f.flip(tuple(range(f.dim())))
-    passes = (
-        [(f * gain, down[1], down[0])]
-        if f.dim() == 2
-        else [(f[None], 1, down[0]), (f[:, None] * gain, down[1], 1)]
-    )
+    passes = [(f * gain, down[1], down[0])]
+    if f.dim() == 1:
+        passes = [(f[None], 1, down[0]), (f[:, None] * gain, down[1], 1)]
     for kernel, *stride in passes:
         weight = kernel.to(x.dtype).repeat(channels, 1, 1, 1)
-        x = _convolved(x, weight, stride)
+        if torch.compiler.is_compiling() or not x.numel():
+            x = F.conv2d(x, weight, stride=stride, groups=channels)
+        else:
+            x = _ops.conv2d(x, weight, stride=(stride[0], stride[1]), groups=channels)
     return x.contiguous(memory_format=torch.channels_last) if nhwc else x
-
-
-def _convolved(x: Tensor, weight: Tensor, stride: list[int]) -> Tensor:
-    if torch.compiler.is_compiling() or not x.numel():
-        return F.conv2d(x, weight, stride=stride, groups=len(weight))
-    y: Tensor = _ops.conv2d(x, weight, stride=(stride[0], stride[1]), groups=len(weight))
-    return y
