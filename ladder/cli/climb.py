@@ -281,7 +281,7 @@ def continue_request(request: Request) -> Request:
         raise UserError(f"{where} its workload is a file of yours; name it with --workload")
     if protocol.mode == modes.RECIPE and request.recipe is None:
         raise UserError(f"{where} name its recipe with --recipe")
-    stored: Fields = {
+    stored: dict[str, Any] = {
         "mode": None if protocol.mode == modes.RECIPE else protocol.mode,
         "seed": protocol.seed,
         "cycles": protocol.cycles,

@@ -281,7 +281,7 @@ def recommend(
     if as_json:
         print_json(recommending.write_data(advice, chosen.whose, named))
     else:
-        other_code = chosen.other_code and starting.shorten_path(chosen.other_code)
+        other_code = starting.shorten_path(chosen.other_code) if chosen.other_code else None
         page = recommending.render_terminal(advice, chosen.whose, named, other_code)
         click.echo(starting.name_program(page))
     for written in filter(None, (recipe, markdown)):
