@@ -1,50 +1,129 @@
-"""The work behind `ladder run`: from a request to a result, its tables and its charts."""
+"""`ladder run`: its options, the plan of a run, its expected duration, and the way from a request to files.
+
+An option that was not given is None: the default holds, or with `--resume` the value of that file.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
-from collections.abc import Callable
+import json
+import math
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
-from msgspec.structs import replace
+from msgspec import Meta
+from msgspec.structs import asdict, replace
 
-from ladder.cli import duration
-from ladder.cli.request import RESULTS, Request
-from ladder.core import files, progress
+from ladder.core import bounds, files, options, progress
 from ladder.core import text as texts
 from ladder.core.errors import UserError
-from ladder.core.job import Job, RunPlan
+from ladder.core.options import declare_option
 from ladder.core.paths import ROOT
 from ladder.core.plain import Fields
+from ladder.core.records import Record
 from ladder.core.starting import shorten_path
-from ladder.engine import run as measure
-from ladder.engine.pool import Pool
-from ladder.images.for_workload import DEFAULT_WORKLOAD, prepare_images
-from ladder.machine import environment, system
-from ladder.machine.threads import QUIET
 from ladder.plan import catalog, modes, needs
-from ladder.results import identity, loading
-from ladder.results.combine import resuming
-from ladder.results.run import Result
+from ladder.results import loading
+from ladder.results.file import OUT
 from ladder.stats import rounds_budget as budget
-from stylegan_lite.config import Recipe, Workload
 
+if TYPE_CHECKING:
+    from ladder.results.run import Result
+
+RESULTS = ROOT / "results" / "ladder"
 ARTICLE = "article"  # the ladder that studies stand on
+USUAL_S = {"cpu": 12.0, "cuda": 14.0}  # a visit on two cores, where BF16 may be emulated, and on an H100
+QUICK_ROUNDS = 3
+EAGER = 0.5  # of a usual visit's seconds, if nothing is captured and hardly anything profiled
 
 
-def run(request: Request, quiet: bool = False, on_file: Callable[[Path], None] | None = None) -> Result:
-    """Measure a ladder, write the result and its tables and charts, and print the table unless ``quiet``.
+class RunOptions(Record):
+    """The options of `ladder run` that no other command has."""
 
-    Return the result. ``on_file`` is called with the path of its file as soon as that exists.
+    # fmt: off
+    ladder: Annotated[str | None, declare_option(
+        "The ladder whose rungs are used. [default: article]", metavar="NAME|FILE")] = None
+    rungs: Annotated[Any, declare_option(
+        "Measure only these; each keeps its recipe of the whole ladder.", metavar="A,B,...")] = None
+    without: Annotated[list[str], declare_option(
+        "Measure the whole ladder, and the whole ladder without this rung; may be repeated.", metavar="RUNG")] = []
+    budget: Annotated[float | None, Meta(gt=0), declare_option(
+        "Time for measuring; generations and cycles are fitted to it. [default: 10; mistakes: 8]",
+        metavar="MINUTES")] = None
+    rounds: Annotated[int | None, Meta(ge=1, le=100), declare_option(
+        "Exact number of generations. [default: 3 to 12, as the budget allows; quick: 3]",
+        flags=["--generations"])] = None
+    cycles: Annotated[int | None, Meta(ge=1, le=1000), declare_option(
+        "Timed 16-step cycles of each process. [default: 2; quick: 1]")] = None
+    seed: Annotated[int | None, Meta(ge=0, le=2**31 - 1), declare_option(
+        "Seed for weights, latents, and the order of images and visits. [default: 0]")] = None
+    quick: Annotated[bool, declare_option(
+        "Three generations of one cycle. The result is marked as not to be quoted.")] = False
+    mode: Annotated[Literal["cumulative", "solo", "leave-one-out", "mistakes", "levers"] | None, declare_option(
+        "Rungs on top of each other, each rung alone, or all rungs but one, which says what to adopt. Or common"
+        " mistakes beside a clean step, or levers that change the model. [default: cumulative]")] = None
+    recipe: Annotated[str | None, declare_option(
+        "Measure the baseline and this recipe alone: a YAML file of recipe fields, as `ladder recommend` writes it.",
+        metavar="RUNG|FILE")] = None
+    gpu_memory: Annotated[float | None, Meta(ge=2, le=10_000), declare_option(
+        "Simulate a card with GIB of memory, the limit of each process. The result is marked, and is compared with"
+        " no other.", metavar="GIB")] = None
+    # fmt: on
+
+
+class Request(RunOptions):
+    """All options of one `ladder run`; `rungs` are a list of names."""
+
+    workload: str | None = None
+    resume: Path | None = None
+    data: str | None = None
+    device: str | None = None
+    out: Path | None = None
+
+
+def run_command(own: RunOptions, as_json: bool, **shared: Any) -> None:
+    """Measure what the options ask for, and end with the status that `ladder run --help` gives."""
+    from ladder.report import output, tables
+
+    request = Request(**{**asdict(own), **shared, "rungs": own.without or options.split_names(own.rungs)})
+    resume, out = request.resume, request.out
+    if resume is not None and out is not None and out.resolve() not in resume.resolve().parents:
+        raise UserError(f"{resume}: --resume goes on in its own file: leave out --out")
+    if own.without:
+        if own.rungs or own.mode or own.recipe:
+            raise UserError("--without leaves one rung out: leave out --rungs, --mode and --recipe")
+        request = replace(request, mode="leave-one-out")
+    path, result = run(request, as_json)
+    if as_json:
+        click.echo(json.dumps(tables.data_of(result), indent=1, allow_nan=False))
+    lacks = not result.complete or any(rung.status in ("failed", "skipped") for rung in result.rungs)
+    again = ("rungs", "without", "seed", "mode", "quick", "cycles", "gpu_memory")
+    output.say_where(path, as_json, lacks, drop=again)
+    if not result.complete:
+        sys.exit(130)
+    if any(rung.status in OUT for rung in result.rungs):
+        sys.exit(1)
+
+
+def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
+    """Measure a ladder; write the result, its tables and charts, and print the table unless `quiet`.
 
     Raises:
         UserError: the request is impossible; nothing was measured.
     """
+    from ladder.core.job import Job, RunPlan
+    from ladder.engine import pool
+    from ladder.engine import run as measure
+    from ladder.images.for_workload import DEFAULT_WORKLOAD, prepare_images
+    from ladder.machine import environment, system
+    from ladder.machine.threads import QUIET
     from ladder.publish import gallery
-    from ladder.report import tables
+    from ladder.report import output, tables
+    from ladder.results import identity
+    from ladder.results.combine import series
     from ladder.studies import host
 
     if request.budget is not None and (request.rounds is not None or request.quick):
@@ -58,103 +137,84 @@ def run(request: Request, quiet: bool = False, on_file: Callable[[Path], None] |
     if request.workload is not None:
         catalog.load_workload(request.workload)  # report a mistyped name before anything slow
     ladder = catalog.load_ladder(request.ladder or ARTICLE)
-    with Pool() as importing:  # while images are made and torch is asked for its GPU
-        job, first = resolve_job(request, ladder, quiet)
-        path = measure_job(job, first, importing, on_file)
+    with pool.Pool() as importing:  # while images are made and torch is asked for its GPU
+        device = system.choose_device(request.device)
+        environment.refuse_variables(device)
+        machine = system.describe_machine(device)
+        refuse_memory(request.gpu_memory, device, machine["gpu_memory_gb"])
+        name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
+        able = needs.join_capabilities(system.list_capabilities(device), workload)
+        mode, ladder, planned = plan_run(request, ladder, able, workload, device)
+        if all(rung.skipped for rung in planned):
+            raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
+        out = request.out or RESULTS
+        folder = request.resume.parent if request.resume else out / texts.make_slug(machine["name"])
+        files.refuse_unwritable(folder)
+        minutes = choose_minutes(request, mode)
+        rounds = request.rounds or (QUICK_ROUNDS if request.quick else None)
+        line = f"{name} on {device}: {texts.format_count(sum(not each.skipped for each in planned), 'rung')}"
+        if request.resume is not None:
+            line += f", going on with {shorten_path(request.resume)}"
+        else:
+            least, most = budget.LEAST_ROUNDS, budget.MOST_ROUNDS
+            number = texts.format_count(rounds, "generation") if rounds else f"{least} to {most} generations"
+            able_rungs = sum(rung.recipe is not None for rung in planned)
+            share = EAGER if mode == modes.MISTAKES else 1.0
+            expected = PlannedRun(folder, name, device, able_rungs, rounds, minutes or budget.MINUTES, share)
+            line += f", {number}, {render_minutes(estimate_minutes(expected))}"
+        first = progress.First(line, quiet)
+        if warning := bounds.describe_older("torch"):
+            first.note(f"warning: {warning}")
+        pictures = prepare_images(request.data or workload["data"], workload, quiet, first)
+        plan = RunPlan(
+            ladder=ladder, planned=planned, mode=mode, rounds=request.rounds, cycles=request.cycles,
+            seed=request.seed or 0, quick=request.quick, gpu_memory_gb=request.gpu_memory,
+            images=identity.of_images(pictures.path),
+        )  # fmt: skip
+        trained, minutes = {**workload, "data": pictures.path}, minutes or budget.MINUTES
+        source, resume = pictures.source, request.resume
+        job = Job(device, name, trained, source, machine, plan, out, resume, minutes, quiet)
+        written, shown = list[Path](), list[str]()
+        with progress.ladder_progress(f"{name} on {device}", quiet) as show_event:
+
+            def on_event(event: dict[str, Any]) -> None:
+                if event["event"] == "start":  # no refusal can come after this event
+                    first()
+                    environment.print_conditions(quiet, without=QUIET)
+                written[:] = [Path(event["path"])] if "path" in event else written
+                show_event(event)
+                if event["event"] == "round" and not quiet:
+                    with contextlib.suppress(UserError):
+                        interim = tables.interim(loading.load_run(written[0]), output.measure_width())
+                        if (
+                            table := "\n".join(interim)
+                        ) not in shown:  # a resumed run passes those it has already
+                            shown.append(table)
+                            click.echo(table, err=True)
+
+            measure.run_ladder(job, on_event, importing)
+    path = written[0]
     result = loading.load_run(path)
-    shown = host.attach_host(tables.with_top(result, tables.readable(path.parent)), ROOT / "results" / "host")
-    stem, written = path.with_suffix(""), list[Path]()
+    whole = series.with_top(result, series.readable(path.parent))
+    whole = host.attach_host(whole, ROOT / "results" / "host")
+    stem, pages = path.with_suffix(""), list[Path]()
     for write in (gallery.write_tables, gallery.write_charts):  # the result is stored whatever fails here
         try:
-            written += write(shown, stem)
+            pages += write(whole, stem)
         except UserError as error:
             click.echo(f"ladder: {error}", err=True)
     if not quiet:
-        tables.print_table(shown)
-        if written:
-            click.echo(f"{shorten_path(stem)}{', '.join(each.suffix for each in written)}")
-    return result
+        tables.print_table(whole)
+        if pages:
+            click.echo(f"{shorten_path(stem)}{', '.join(each.suffix for each in pages)}")
+    return path, result
 
 
-def resolve_job(request: Request, ladder: catalog.Ladder, quiet: bool) -> tuple[Job, progress.First]:
-    """Return the job that a request asks for on this machine, its images made, and the first line to print.
-
-    Raises:
-        UserError: the request cannot be measured here.
-    """
-    device = system.choose_device(request.device)
-    environment.refuse_variables(device)
-    refuse_memory(request.gpu_memory, device)
-    name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
-    able = needs.join_capabilities(system.list_capabilities(device), workload)
-    mode, ladder, planned = plan_run(request, ladder, able, workload, device)
-    if all(rung.skipped for rung in planned):
-        raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
-    minutes = choose_minutes(request, mode)
-    out = request.out or RESULTS
-    folder = request.resume.parent if request.resume else of_machine(out, device)
-    files.refuse_unwritable(folder)
-    rungs = sum(rung.recipe is not None for rung in planned)
-    share = duration.EAGER if mode == modes.MISTAKES else 1.0
-    run = duration.PlannedRun(folder, name, device, rungs, request.quick, request.rounds, minutes, share)
-    first = progress.First(duration.render_first_line(run, request.resume), quiet)
-    if warning := system.torch_warning():
-        first.note(f"warning: {warning}")
-    pictures = prepare_images(request.data or workload["data"], workload, quiet, first)
-    plan = RunPlan(
-        ladder=ladder,
-        planned=planned,
-        mode=mode,
-        rounds=request.rounds,
-        cycles=request.cycles,
-        seed=request.seed or 0,
-        quick=request.quick,
-        gpu_memory_gb=request.gpu_memory,
-        images=identity.of_images(pictures.path),
-    )
-    trained, facts = {**workload, "data": pictures.path}, system.describe_machine(device)
-    minutes = minutes or budget.MINUTES
-    return Job(
-        device, name, trained, pictures.source, facts, plan, out, request.resume, minutes, quiet
-    ), first
-
-
-def measure_job(
-    job: Job, first: progress.First, importing: Pool, on_file: Callable[[Path], None] | None = None
-) -> Path:
-    """Measure with a pool that has begun to import, show progress, and return the result's file."""
-    from ladder.report import tables
-
-    quiet, written, shown = first.quiet, list[Path](), list[str]()
-    with progress.ladder_progress(f"{job.name} on {job.device}", quiet) as show_event:
-
-        def on_event(event: dict[str, Any]) -> None:
-            if event["event"] == "start":  # no refusal can come after this event
-                first()
-                environment.print_conditions(quiet, without=QUIET)
-                if on_file is not None:
-                    on_file(Path(event["path"]))
-            written[:] = [Path(event["path"])] if "path" in event else written
-            show_event(event)
-            if event["event"] == "round" and not quiet:
-                with contextlib.suppress(UserError):
-                    width = shutil.get_terminal_size((110, 24)).columns
-                    table = "\n".join(tables.interim(loading.load_run(written[0]), width))
-                    if table not in shown:  # a resumed run passes generations that it has already
-                        shown.append(table)
-                        click.echo(table, err=True)
-
-        measure.run_ladder(job, on_event, importing)
-    return written[0]
-
-
-def refuse_memory(limit: float | None, device: str) -> None:
+def refuse_memory(limit: float | None, device: str, has: float | None) -> None:
     """Raise `UserError`, one line, for a card that cannot be simulated: this one is no larger, or there is none."""
-    if limit is None:
-        return
-    if device != "cuda":
+    if limit is not None and device != "cuda":
         raise UserError("--gpu-memory simulates a smaller GPU, and this run is on the CPU: leave it out")
-    if (has := system.describe_machine(device)["gpu_memory_gb"]) and limit >= has:
+    if limit is not None and has and limit >= has:
         raise UserError(f"--gpu-memory {limit:g}: this GPU has {has:g} GiB: give less, or leave it out")
 
 
@@ -173,6 +233,8 @@ def plan_run(
     Raises:
         UserError: a name is unknown, or the recipe cannot run here.
     """
+    from stylegan_lite.config import Recipe, Workload
+
     if request.recipe is None:
         mode = request.mode or modes.CUMULATIVE
         planned = modes.plan_run(mode, ladder, able, request.rungs, workload)
@@ -182,12 +244,35 @@ def plan_run(
     return modes.RECIPE, *modes.beside_baseline(fields, ladder, Path(request.recipe).stem)
 
 
+def choose_recipe(
+    recipe: str | None, ladder: catalog.Ladder, able: dict[str, str | None], device: str
+) -> Fields:
+    """Return the recipe of a rung (with all below it), of a YAML file, or of the highest rung that runs here."""
+    from stylegan_lite.config import Recipe
+
+    planned = catalog.plan_climb(ladder, able)
+    if recipe is None:
+        return next((rung.recipe for rung in reversed(planned) if rung.recipe is not None), {})
+    for rung in planned:
+        if rung.name == recipe:
+            if rung.recipe is None:
+                raise UserError(f"--recipe {recipe}: {rung.skipped}")
+            return rung.recipe
+    if where := catalog.find_holder(recipe):
+        raise UserError(f"--recipe {recipe}: not in ladder {ladder.name}{where}")
+    fields = catalog.load_recipe(recipe, [rung.name for rung in planned])
+    Recipe.from_dict(fields, where=recipe).refuse_on(device, where=recipe)
+    return fields
+
+
 def continue_request(request: Request) -> Request:
     """Return the request that continues `request.resume`, with the file's value for every option not given.
 
     Raises:
         UserError: an option contradicts the file, which would make it a different run.
     """
+    from ladder.results.combine import resuming
+
     path = Path(request.resume or "")
     run = resuming.load(path)
     protocol, ladder, where = run.protocol, run.ladder.name, f"{path}: --resume:"
@@ -224,25 +309,93 @@ def continue_request(request: Request) -> Request:
     return replace(request, **stored, quick=protocol.quick)
 
 
-def choose_recipe(
-    recipe: str | None, ladder: catalog.Ladder, able: dict[str, str | None], device: str
-) -> dict[str, Any]:
-    """Return the recipe of a rung (with all below it), of a YAML file, or of the highest rung that runs here."""
-    planned = catalog.plan_climb(ladder, able)
-    if recipe is None:
-        return next((rung.recipe for rung in reversed(planned) if rung.recipe is not None), {})
-    for rung in planned:
-        if rung.name == recipe:
-            if rung.recipe is None:
-                raise UserError(f"--recipe {recipe}: {rung.skipped}")
-            return rung.recipe
-    if where := catalog.find_holder(recipe):
-        raise UserError(f"--recipe {recipe}: not in ladder {ladder.name}{where}")
-    fields = catalog.load_recipe(recipe, [rung.name for rung in planned])
-    Recipe.from_dict(fields, where=recipe).refuse_on(device, where=recipe)
-    return fields
+# --- the expected duration --------------------------------------------------------------------------------------------
 
 
-def of_machine(out: Path, device: str) -> Path:
-    """Return the folder of this machine's results."""
-    return out / texts.make_slug(system.describe_machine(device)["name"])
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run about to begin. `folder` has this machine's results, and `rungs` of them can run here.
+
+    `rounds` is None if the budget decides. A visit takes a `share` of what it takes in a run of a ladder.
+    """
+
+    folder: Path
+    workload: str
+    device: str
+    rungs: int
+    rounds: int | None = None
+    minutes: float = budget.MINUTES
+    share: float = 1.0
+
+
+def read_visit_seconds(folder: Path, workload: str) -> float | None:
+    """Return the seconds of one visit in the newest result of a workload, or None if the folder has no such result."""
+    for path in sorted(folder.glob(f"{workload}-*-2*.json"), key=lambda path: path.stem[-16:], reverse=True):
+        with contextlib.suppress(UserError):
+            result = loading.load_run(path)
+            visits = sum(len(part.rounds) for part in (*result.rungs, *(result.twins or ())))
+            visits += sum(bool(rung.inspection) for rung in result.rungs)
+            if visits and result.protocol.mode != modes.MISTAKES:  # whose visits are short
+                return result.seconds / visits
+    return None
+
+
+def fit_minutes(run: PlannedRun, seconds: float) -> float:
+    """Return the minutes of a run whose visits take `seconds`. The lowest and the highest rung also have a twin."""
+
+    def minutes_of(rounds: int) -> float:
+        return seconds * (run.rungs + rounds * (run.rungs + min(run.rungs, 2))) / 60
+
+    if run.rounds is not None:
+        return minutes_of(run.rounds)
+    return min(max(run.minutes, minutes_of(budget.LEAST_ROUNDS)), minutes_of(budget.MOST_ROUNDS))
+
+
+def estimate_minutes(run: PlannedRun) -> float | None:
+    """Return the minutes of a new run, or None if nothing is known about its workload."""
+    from ladder.images.for_workload import DEFAULT_WORKLOAD
+
+    seconds = read_visit_seconds(run.folder, run.workload)
+    if seconds is None and DEFAULT_WORKLOAD[run.device] == run.workload:
+        seconds = USUAL_S[run.device]
+    if seconds is None:
+        return run.minutes if run.rounds is None else None
+    return fit_minutes(run, run.share * seconds)
+
+
+def render_minutes(minutes: float | None) -> str:
+    """Return the duration as text, `about 3 minutes`, in whole minutes and at least one."""
+    if minutes is None:
+        return "of unknown duration"
+    return f"about {texts.format_count(max(1, math.ceil(minutes - 0.25)), 'minute')}"
+
+
+HELP = """Measure every rung of a ladder, and judge what it gains.
+
+    The table is printed, and the result is written with chart, Markdown and CSV beside it.
+
+    A generation is a process of each rung, all alive together. Each is prepared, then visited in turn: one timed
+    16-step cycle a visit, in random order. The lowest and the highest rung have two processes. These twins differ
+    only by noise, and a gain below that noise does not count. A rung that this machine cannot run is n/a, and a rung
+    that fails is shown with its reason; the others go on. Ctrl-C keeps the finished generations.
+
+    Exit status: 0 if every rung that can run here has a number. 1 if one has none. 2 if the request is impossible. 130
+    if interrupted.
+    """
+EXAMPLES = """
+ladder run                                      the article's ladder, about ten minutes on a GPU
+ladder run --quick                              a first look, not to be quoted
+ladder run --mode leave-one-out                 what each rung is worth on top of all the others: adopt or skip
+ladder run --without bf16 --quick               the same of one rung: a first look
+ladder run --recipe best.yaml                   a recipe of yours, as `ladder recommend` writes it
+ladder run --mode mistakes                      what common mistakes cost
+ladder run --budget 30                          tighter intervals, half an hour
+ladder run --resume results/ladder/MACHINE/RUN.json   go on after Ctrl-C, or with a larger budget
+ladder run --workload large --data photos.zip   another workload, your images
+ladder run --rungs baseline,bf16,cuda_graphs    three rungs, each with the recipe it has in the whole ladder
+ladder run --workload mine.yaml --json          your own workload; the result on stdout"""
+run_ladder = options.make_command(
+    "run", RunOptions, run_command, HELP, EXAMPLES,
+    [options.workload_option("article on a GPU, tiny on the CPU"), options.resume_option, options.data_option,
+     options.device_option, options.out_option("results/ladder"), options.json_option],
+)  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import click
 
-from ladder.cli import duration
+from ladder.cli import climb
 from ladder.core import bounds, files, options, starting
 from ladder.core.errors import UserError
 from ladder.core.options import declare_option, make_command
@@ -37,13 +37,6 @@ PACKAGES = {  # module -> what is lost without it
 }
 # 8 workers x 3 batches of 8 float32 images of 256x256 need 0.15; containers have 0.06 by default
 SHM_GIB = 0.5
-LADDER = "The ladder whose rungs are used. [default: article; with --roofline full]"
-WORKLOAD = "With --roofline: the workload. [default: article]"
-RUNG = "With --roofline: this rung, with all below it. [default: the highest]"
-GPU = "With --roofline: only the floor, from recorded rates of this GPU."
-AGAIN = (
-    "With --roofline: compute the floors of this result again from all recorded rates, and rewrite the file."
-)
 COLORS = {"ok": "green", "warning": "yellow", "missing": "red"}  # by the status of a check
 
 
@@ -86,14 +79,21 @@ class Findings(Record):
 class Request(Record):
     """The options of the command."""
 
-    ladder: Annotated[str | None, declare_option(LADDER, metavar="NAME|FILE")] = None
-    roofline: Annotated[
-        bool, declare_option("Show how far a step is from this GPU's limit; writes results/roofline.")
-    ] = False
-    workload: Annotated[str | None, declare_option(WORKLOAD, flags=["-w"], metavar="NAME|FILE")] = None
-    rung: Annotated[str | None, declare_option(RUNG, metavar="RUNG")] = None
-    gpu: Annotated[str | None, declare_option(GPU, metavar="NAME")] = None
-    again: Annotated[Path | None, declare_option(AGAIN, metavar="FILE")] = None
+    # fmt: off
+    ladder: Annotated[str | None, declare_option(
+        "The ladder whose rungs are used. [default: article; with --roofline full]", metavar="NAME|FILE")] = None
+    roofline: Annotated[bool, declare_option(
+        "Show how far a step is from this GPU's limit; writes results/roofline.")] = False
+    workload: Annotated[str | None, declare_option(
+        "With --roofline: the workload. [default: article]", flags=["-w"], metavar="NAME|FILE")] = None
+    rung: Annotated[str | None, declare_option(
+        "With --roofline: this rung, with all below it. [default: the highest]", metavar="RUNG")] = None
+    gpu: Annotated[str | None, declare_option(
+        "With --roofline: only the floor, from recorded rates of this GPU.", metavar="NAME")] = None
+    again: Annotated[Path | None, declare_option(
+        "With --roofline: compute the floors of this result again from all recorded rates, and rewrite the file.",
+        metavar="FILE")] = None
+    # fmt: on
 
 
 HELP = """Say which rungs can run here, and how far the roofline is.
@@ -139,56 +139,51 @@ def run_doctor(request: Request, device: str | None, as_json: bool) -> None:
 
 def examine(requested: str | None, ladder: catalog.Ladder) -> Findings:
     """Examine the machine, on the requested device or else the best one."""
-    checks = [_check_kernels(), *_check_packages()]
-    capabilities: dict[str, str | None]
+    checks, device, problem = check_packages(), None, None
     try:
         device = system.choose_device(requested)
         facts = read_record(Machine, system.describe_machine(device))
-        capabilities = {needs.RANKS: needs.ONE_PROCESS, **system.list_capabilities(device)}
-        about = f"{facts.cpu}, {facts.cores} cores; no GPU is used"
-        if facts.gpu:
-            about = f"{facts.gpu}, {facts.gpu_memory_gb:.0f} GiB, driver {facts.driver}"
-        checks.append(Check("device", "ok", about))
     except UserError as error:
-        device, facts, capabilities = (
-            None,
-            read_record(Machine, system.describe_machine("cpu")),
-            dict.fromkeys(needs.NEEDS, ""),
-        )
-        checks.append(Check("device", "missing", str(error)))
+        problem, facts = str(error), read_record(Machine, system.describe_machine("cpu"))
+    about = f"{facts.cpu}, {facts.cores} cores; no GPU is used"
+    if facts.gpu:
+        about = f"{facts.gpu}, {facts.gpu_memory_gb:.0f} GiB, driver {facts.driver}"
+    checks.append(Check("device", "missing" if problem else "ok", problem or about))
+    able = {needs.RANKS: needs.ONE_PROCESS, **system.list_capabilities(device or "cpu")}
     if device == "cuda":
-        checks += _check_gpu(capabilities["triton"])
+        checks += check_gpu(able["triton"])
     rungs = [
         RungHere(plan.name, plan.title, plan.skipped if device else "no device, see above")
-        for plan in catalog.plan_climb(ladder, capabilities)
+        for plan in catalog.plan_climb(ladder, able)
     ]
     blocked = next((f"{check.name}: {check.detail}" for check in checks if check.status == "missing"), None)
-    able = sum(not rung.skipped for rung in rungs)
-    following = None if device is None or blocked else choose_next(device, facts, able)
+    number = sum(not rung.skipped for rung in rungs)
+    following = None if blocked else choose_next(str(device), facts, number)
     return Findings(facts, device, checks, ladder.name, rungs, blocked, following)
 
 
 def choose_next(device: str, facts: Machine, rungs: int) -> Next:
     """Return the command to go on with, a quick run without a GPU, and its expected minutes."""
+    from ladder.images.for_workload import DEFAULT_WORKLOAD
+
     quick, folder = device == "cpu", ROOT / "results" / "ladder" / facts.name
-    run = duration.PlannedRun(folder, duration.USUAL[device], device, rungs, quick)
-    return Next(
-        "ladder run --quick" if quick else "ladder run", round(duration.estimate_minutes(run) or 0, 1)
-    )
+    rounds = climb.QUICK_ROUNDS if quick else None
+    run = climb.PlannedRun(folder, DEFAULT_WORKLOAD[device], device, rungs, rounds)
+    minutes = round(climb.estimate_minutes(run) or 0, 1)
+    return Next("ladder run --quick" if quick else "ladder run", minutes)
 
 
-def _check_kernels() -> Check:
-    """Check that `kernels` is this project's folder, not the unrelated package of that name on PyPI."""
+def check_packages() -> list[Check]:
+    """Check that `kernels` is this project's folder, not PyPI's unrelated package, and what else is installed."""
     spec = importlib.util.find_spec("kernels")
     if spec is not None and spec.origin and Path(spec.origin).resolve() == ROOT / "kernels" / "__init__.py":
-        return Check("kernels", "ok", "this project's")
-    detail = "another package named `kernels` shadows this project's" if spec else "its folder is not found"
-    remedy = "pip uninstall kernels, or run from the root of the checkout: python -m ladder"
-    return Check("kernels", "missing", detail, remedy)
-
-
-def _check_packages() -> list[Check]:
-    checks = []
+        checks = [Check("kernels", "ok", "this project's")]
+    else:
+        detail = (
+            "another package named `kernels` shadows this project's" if spec else "its folder is not found"
+        )
+        remedy = "pip uninstall kernels, or run from the root of the checkout: python -m ladder"
+        checks = [Check("kernels", "missing", detail, remedy)]
     for module, lost in PACKAGES.items():
         if importlib.util.find_spec(module) is None:
             status = "missing" if module in NEEDED else "warning"
@@ -196,10 +191,10 @@ def _check_packages() -> list[Check]:
     old = [line.partition(": ") for line in map(bounds.describe_older, bounds.read_oldest_versions()) if line]
     checks += [Check("packages", "warning", detail, remedy) for detail, _, remedy in old]
     usual = f"torch {bounds.find_version('torch')} and the others are installed"
-    return checks or [Check("packages", "ok", usual)]
+    return checks if len(checks) > 1 else [*checks, Check("packages", "ok", usual)]
 
 
-def _check_gpu(triton: str | None) -> list[Check]:
+def check_gpu(triton: str | None) -> list[Check]:
     """Check Triton, which fails for the reason `triton`, and /dev/shm, through which data workers pass batches."""
     checks = [Check("triton", "ok", "compiles and runs a kernel")]
     if triton is not None:
@@ -233,8 +228,7 @@ def print_findings(findings: Findings) -> None:
         click.echo(f"  {word}  {rung.name:<{width}}  {rung.skipped or ''}".rstrip())
     if following := findings.next:
         command = starting.name_program(f"`{following.command}`")
-        minutes = duration.render_minutes(following.minutes)
-        click.echo(f"{click.style('next', bold=True)}  {command}: {minutes}")
+        click.echo(f"{click.style('next', bold=True)}  {command}: {climb.render_minutes(following.minutes)}")
 
 
 doctor = make_command(

@@ -27,11 +27,7 @@ from stylegan_lite.config import suggestion
 RESULTS = ROOT / "results" / "ladder"
 CHANGES = 3  # categories of GPU work that `ladder show` lists for a rung
 FIRST = {"article": 0, "full": 1}  # ladders listed first; the others follow by name
-# Studies of `ladder run --mode`: the title, the entry that others stand beside, and the others (name, title, effect).
-STUDIES: dict[str, tuple[str, str, list[tuple[str, str, str]]]] = {
-    mode: (study.title, study.first, [(name, each.title, each.why) for name, each in study.entries.items()])
-    for mode, study in ((mode, beside.load_beside(mode)) for mode in modes.STUDIES)
-}
+MEASURED = "docs/attribute.md has what was measured."
 
 
 @click.command("list")
@@ -59,7 +55,8 @@ def list_(as_json: bool) -> None:
     rows = {name: [name, ", ".join(catalog.load_rung(name).needs), "", about["rungs"][name]] for name in left}
     for name, row in rows.items():
         if best := _choose_best(name, here, modes.CUMULATIVE):
-            row[2] = _describe_gain(ranking.rung_of(best[1], name))
+            gpu, step = _answer(ranking.rung_of(best[1], name))
+            row[2] = f"GPU {gpu}, step {step}" if gpu else step
     lines: list[str] = []
     for ladder, names in steps.items():
         new = [name for name in names if name in left]
@@ -76,10 +73,12 @@ def list_(as_json: bool) -> None:
     click.echo(name_program("\n".join(lines)))
 
 
-@click.command(epilog="""\b
+@click.command(
+    epilog="""\b
 Examples:
   ladder show bf16       one rung
-  ladder show article    the article's ladder, and the workload of that name""")  # fmt: skip
+  ladder show article    the article's ladder, and the workload of that name"""
+)
 @click.argument("name", metavar="NAME")
 def show(name: str) -> None:
     """Explain a rung, a ladder, a workload or a study.
@@ -90,23 +89,28 @@ def show(name: str) -> None:
     For `mistakes` and `levers`, which `ladder run --mode` measures: their entries. For an entry: what it does.
     For a workload: its fields.
     """
-    entries = {each[0]: (study, *each[1:]) for study, (*_, rows) in STUDIES.items() for each in rows}
+    studies = {mode: beside.load_beside(mode) for mode in modes.STUDIES}
+    entries = {
+        entry: (mode, each) for mode, study in studies.items() for entry, each in study.entries.items()
+    }
     shown: list[list[str]] = []
     if name in catalog.list_rungs():
         shown.append(_render_rung(name))
     if name in catalog.list_ladders() or Path(name).suffix in (".yaml", ".yml") or len(Path(name).parts) > 1:
         shown.append(_render_ladder(name))
     if name in entries:
-        study, title, why = entries[name]
-        measured = f"No rung, but one of the {study}. Measured by `ladder run --mode {study} --rungs {name}`."
-        shown.append([click.style(title, bold=True), f"\n{why[:1].upper()}{why[1:]}.\n", measured])
-    if name in STUDIES:
-        title, first, rows = STUDIES[name]
-        head = click.style(f"{title}: {name}, {len(rows)} entries", bold=True)
-        table = _align([["entry", "what it is", "what it does"], *map(list, rows)])
-        shown.append([head, f"Measured by `ladder run --mode {name}`, beside `{first}`.", "", *table])
-    if name in entries or name in STUDIES:
-        shown[-1].append("docs/attribute.md has what was measured.")
+        mode, entry = entries[name]
+        measured = f"No rung, but one of the {mode}. Measured by `ladder run --mode {mode} --rungs {name}`."
+        why = f"\n{entry.why[:1].upper()}{entry.why[1:]}.\n"
+        shown.append([click.style(entry.title, bold=True), why, measured, MEASURED])
+    if name in studies:
+        study = studies[name]
+        head = click.style(f"{study.title}: {name}, {len(study.entries)} entries", bold=True)
+        rows = [[key, each.title, each.why] for key, each in study.entries.items()]
+        table = _align([["entry", "what it is", "what it does"], *rows])
+        shown.append(
+            [head, f"Measured by `ladder run --mode {name}`, beside `{study.first}`.", "", *table, MEASURED]
+        )
     if name in catalog.list_workloads():
         head = click.style(f"{catalog.describe_file(catalog.WORKLOADS, name)}: workload {name}", bold=True)
         fields = catalog.load_workload(name)[1].items()
@@ -114,10 +118,16 @@ def show(name: str) -> None:
     if not shown:
         if name in modes.MODES:
             raise UserError(f"{name} is a way to lay out a run: `ladder run --mode {name}`")
-        known = dict.fromkeys(
-            [*catalog.list_rungs(), *catalog.list_ladders(), *STUDIES, *catalog.list_workloads(), *entries]
+        known = [
+            *catalog.list_rungs(),
+            *catalog.list_ladders(),
+            *studies,
+            *catalog.list_workloads(),
+            *entries,
+        ]
+        raise UserError(
+            f"no rung, ladder, workload or study {name!r}{suggestion(name, dict.fromkeys(known))}"
         )
-        raise UserError(f"no rung, ladder, workload or study {name!r}{suggestion(name, known)}")
     click.echo(name_program("\n\n".join("\n".join(lines) for lines in shown)))
 
 
@@ -136,29 +146,20 @@ def _render_ladder(name: str) -> list[str]:
 
 
 def _render_rung(name: str) -> list[str]:
+    """Return a rung's page. At its end are the best runs that timed it: of this machine, then those of others that may
+    be quoted; of each machine a staircase and a leave-one-out run.
+    """
     rung = catalog.load_rung(name)
-    wanted = (
-        f"{need} (workload with {needs.FIELDS[need]})" if need in needs.FIELDS else need
-        for need in rung.needs
-    )
-    return [
+    fields = {need: f" (workload with {needs.FIELDS[need]})" for need in rung.needs if need in needs.FIELDS}
+    lines = [
         click.style(rung.title, bold=True),
         f"\n{rung.text}\n\nReceipt. {inspect.getdoc(rung.receipt)}\n",
         f"Recipe: {_join(rung.change) or 'the defaults'}",
-        f"Needs:  {', '.join(wanted) or 'nothing beyond PyTorch'}",
-        *_list_measured(name),
+        f"Needs:  {', '.join(n + fields.get(n, '') for n in rung.needs) or 'nothing beyond PyTorch'}",
     ]
-
-
-def _list_measured(name: str) -> list[str]:
-    """Return the best runs that timed a rung: of this machine, then of others those that may be quoted.
-
-    Of each machine there is a staircase and a leave-one-out run. The categories of GPU work that the rung changed most
-    on this machine stand below.
-    """
-    here = ranking.machines_here()
+    here, changes = ranking.machines_here(), list[str]()
     others = sorted({path.name for path in RESULTS.glob("*") if path.is_dir()} - {*here})
-    rows, changes = [["gpu", "workload", "ms/step", "GPU's work", "step", "compared", "advice", "file"]], []
+    rows = [["gpu", "workload", "ms/step", "GPU's work", "step", "compared", "advice", "file"]]
     for machine in [*here, *others]:
         stored = ranking.stored(RESULTS, [machine])
         if machine in others:
@@ -167,30 +168,20 @@ def _list_measured(name: str) -> list[str]:
             if (best := _choose_best(name, stored, mode)) is None:
                 continue
             path, result = best
-            rung = ranking.rung_of(result, name)
-            over, advice = f"over {rung.gain.against}" if rung.gain else "", ""
+            timed = ranking.rung_of(result, name)
+            over, advice = f"over {timed.gain.against}" if timed.gain else "", ""
             if mode == modes.LEAVE_ONE_OUT:
-                over, advice = f"over {result.ladder.name} {rung.title}", ranking.advice(result, rung)
+                over, advice = f"over {result.ladder.name} {timed.title}", ranking.advice(result, timed)
             marks = ", not to be quoted" if publishable(result) else ""
-            cells = [
-                result.machine.gpu or machine,
-                result.workload["name"],
-                texts.format_ms(rung.step_ms),
-                *_answer(rung),
-            ]
-            rows.append([*map(texts.clean_line, (*cells, over, advice)), f"{os.path.relpath(path)}{marks}"])
-            if machine in here and mode == modes.CUMULATIVE:
-                changes = _list_changes(result, rung)
-    return ["", "Measured:", *_align(rows, "  "), *changes] if len(rows) > 1 else []
-
-
-def _list_changes(result: ranking.Result, rung: RungResult) -> list[str]:
-    """Return the line on what changed most in the GPU's work; none without profiles, or inside the noise."""
-    against = ranking.rung_of(result, rung.gpu_gain.against) if rung.gpu_gain else None
-    before, after = (parts.parts_of(each) if each else None for each in (against, rung))
-    if not (before and after) or rung.gpu_verdict not in (FASTER, SLOWER):
-        return []
-    return [f"  of GPU work here: {parts.made_of(before, after, CHANGES)}"]
+            gpu, workload = result.machine.gpu or machine, result.workload["name"]
+            cells = (gpu, workload, texts.format_ms(timed.step_ms), *_answer(timed), over, advice)
+            rows.append([*map(texts.clean_line, cells), f"{os.path.relpath(path)}{marks}"])
+            if machine in here and mode == modes.CUMULATIVE and timed.gpu_verdict in (FASTER, SLOWER):
+                against = ranking.rung_of(result, timed.gpu_gain.against) if timed.gpu_gain else None
+                before, after = (parts.parts_of(each) if each else None for each in (against, timed))
+                if before and after:
+                    changes = [f"  of GPU work here: {parts.made_of(before, after, CHANGES)}"]
+    return [*lines, "", "Measured:", *_align(rows, "  "), *changes] if len(rows) > 1 else lines
 
 
 def _choose_best(name: str, stored: Sequence[ranking.Stored], mode: str) -> ranking.Stored | None:
@@ -199,18 +190,10 @@ def _choose_best(name: str, stored: Sequence[ranking.Stored], mode: str) -> rank
     return max(runs, key=lambda each: ranking.rank(each[1]), default=None)
 
 
-def _answer(rung: RungResult) -> tuple[str, str]:
+def _answer(rung: RungResult) -> list[str]:
     """Return what a rung gains in the GPU's work and in the step; "" where it was not compared."""
-    gpu, step = (
-        words.answer(Seen(verdict or "", gain.ratio, gain.below)) if gain else ""
-        for gain, verdict in ((rung.gpu_gain, rung.gpu_verdict), (rung.gain, rung.verdict))
-    )
-    return gpu, step
-
-
-def _describe_gain(rung: RungResult) -> str:
-    gpu, step = _answer(rung)
-    return f"GPU {gpu}, step {step}" if gpu else step
+    clocks = (rung.gpu_gain, rung.gpu_verdict), (rung.gain, rung.verdict)
+    return [words.answer(Seen(verdict or "", g.ratio, g.below)) if g else "" for g, verdict in clocks]
 
 
 def _join(change: Mapping[str, object]) -> str:

@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 from PIL import Image
 
@@ -43,7 +43,6 @@ USER = "user-images"
 JPEG_QUALITY = 90
 VERSION = 2  # of the cache's content: raise it when the same input gives other images
 CACHE = files.cache_folder("images")
-OURS = files.ROOT / ".cache" / "images"  # read even if it cannot be written
 NAMED = 20  # unreadable files named in the notes; the rest are counted
 # scikit-image's other colour pictures are left out: some are drawn, and for some no free licence is stated.
 PHOTOGRAPHS = (
@@ -117,8 +116,7 @@ def prepare_images(
 # --- the sample photographs -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Crop:
+class Crop(NamedTuple):
     """A square of one photograph, ``side`` pixels wide, with its corner at (left, top)."""
 
     photograph: str
@@ -166,9 +164,8 @@ def plan_crops(sizes: dict[str, tuple[int, int]], resolution: int, count: int = 
 
 def _prepare_sample(resolution: int, cache: Path, progress: Progress) -> ImageSet:
     key = f"sample-{resolution}-v{VERSION}"
-    for folder in (cache, OURS) if cache == CACHE else (cache,):
-        if ready := find_entry(folder / key):
-            return ready
+    if ready := find_entry(cache / key):
+        return ready
     pictures = load_photographs()
     crops = plan_crops({name: picture.size for name, picture in pictures.items()}, resolution)
     notes = [f"{len(crops)} random crops of {len(pictures)} photographs that come with scikit-image"]
@@ -267,10 +264,9 @@ def _list_types(names: list[str]) -> str:
 
 def _map_in_threads(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Yield the results in order. Pillow releases the GIL while it works."""
-    workers = min(
-        8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    with ThreadPoolExecutor(workers) as pool:
+    from ladder.machine.system import usable_cores
+
+    with ThreadPoolExecutor(min(8, usable_cores())) as pool:
         futures = [pool.submit(work, item) for item in items]
         try:
             for future in futures:
@@ -289,18 +285,32 @@ def _save_picture(picture: Image.Image, path: Path) -> None:
 
 
 def find_entry(entry: Path) -> ImageSet | None:
-    """Return the finished entry and hold it; None if there is none or some of its files are gone."""
+    """Return the finished entry, locked against removal until this process ends; None if files of it are missing.
+
+    On a file system without locks nobody removes entries.
+    """
     if not (entry / "manifest.json").exists():
         return None
-    _hold_entry(entry)
-    images = _read_entry(entry)
-    with suppress(OSError):  # moved away, perhaps made again, while we waited for the lock
-        lock = _locks.get(entry)
-        if lock and not os.path.samestat(os.fstat(lock.fileno()), os.stat(entry / LOCK)):
-            images = None
-    if images is None:
+    release_entry(entry)
+    for mode in ("r+b", "rb"):  # a cache may be read-only
+        with suppress(OSError):
+            _locks[entry] = open(entry / LOCK, mode)
+            fcntl.flock(_locks[entry], fcntl.LOCK_SH)  # waits while another process moves the entry away
+            os.utime(entry / LOCK)  # last used now
+            break
+    try:
+        manifest = json.loads((entry / "manifest.json").read_text(encoding="utf-8"))
+        images = ImageSet(path=str(entry / "images"), **manifest)
+        is_whole = sum(name.endswith(".jpg") for name in os.listdir(images.path)) == images.count
+        if lock := _locks.get(
+            entry
+        ):  # else it was moved away, perhaps made again, while we waited for the lock
+            is_whole &= os.path.samestat(os.fstat(lock.fileno()), os.stat(entry / LOCK))
+    except (OSError, ValueError, TypeError):
+        is_whole = False
+    if not is_whole:
         release_entry(entry)
-    return images
+    return images if is_whole else None
 
 
 def make_entry(entry: Path, source: str, fill: Callable[[Path], list[str]], replaces: str) -> ImageSet:
@@ -335,7 +345,7 @@ def make_entry(entry: Path, source: str, fill: Callable[[Path], list[str]], repl
         except OSError:  # there already: another process was faster, or the entry is damaged
             if (ready := find_entry(entry)) is not None:
                 return ready
-            if not _remove_entry(entry):
+            if not remove_entry(entry):
                 raise UserError(
                     f"image cache {entry}: files are missing, and another process uses it"
                 ) from None
@@ -344,30 +354,21 @@ def make_entry(entry: Path, source: str, fill: Callable[[Path], list[str]], repl
         shutil.rmtree(working, ignore_errors=True)
     if (images := find_entry(entry)) is None:
         raise UserError(f"image cache {entry}: changed while it was written; run again")
-    gone = _make_room(entry, replaces)
+    for other in entry.parent.glob(replaces):
+        if other != entry:
+            release_entry(other)  # a caller of the source as it is now no longer needs the source as it was
+            remove_entry(other)
+    sizes, used, gone = dict[Path, int](), dict[Path, float](), 0
+    for other in entry.parent.glob("[!.]*"):
+        with suppress(OSError):  # it has just been removed
+            used[other] = (other / LOCK).stat().st_mtime
+            sizes[other] = sum(path.stat().st_size for path in other.rglob("*"))
+    for other in sorted(sizes, key=lambda each: used[each]):
+        if sum(sizes.values()) > LIMIT_GB * 1e9 and other != entry and remove_entry(other):
+            del sizes[other]
+            gone += 1
     note = f"{gone} sets of images were removed from the cache: it is kept below {LIMIT_GB:g} GB"
     return replace(images, notes=[*images.notes, note]) if gone else images
-
-
-def _read_entry(entry: Path) -> ImageSet | None:
-    try:
-        manifest = json.loads((entry / "manifest.json").read_text(encoding="utf-8"))
-        images = ImageSet(path=str(entry / "images"), **manifest)
-        present = sum(name.endswith(".jpg") for name in os.listdir(images.path))
-    except (OSError, ValueError, TypeError):
-        return None
-    return images if present == images.count else None
-
-
-def _hold_entry(entry: Path) -> None:
-    """Lock the entry against removal until this process ends. On a file system without locks nobody removes entries."""
-    release_entry(entry)
-    for mode in ("r+b", "rb"):  # a cache may be read-only
-        with suppress(OSError):
-            _locks[entry] = open(entry / LOCK, mode)
-            fcntl.flock(_locks[entry], fcntl.LOCK_SH)  # waits while another process moves the entry away
-            os.utime(entry / LOCK)  # last used now
-            return
 
 
 def release_entry(entry: Path) -> None:
@@ -376,52 +377,15 @@ def release_entry(entry: Path) -> None:
         _locks.pop(entry).close()
 
 
-def _remove_entry(entry: Path) -> bool:
+def remove_entry(entry: Path) -> bool:
     """Delete an entry unless it is in use. Return whether it is gone; it is moved first, so nobody finds half of it."""
-    try:
-        with open(entry / LOCK, "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return _move_away(entry)
-    except FileNotFoundError:
-        return _move_away(entry)  # of an earlier version, or damaged
-    except OSError:
-        return False
-
-
-def _move_away(entry: Path) -> bool:
     aside = Path(tempfile.mkdtemp(prefix=".making-", dir=entry.parent))
     try:
-        entry.rename(aside / "removed")
-        return True
+        with open(entry / LOCK, "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            entry.rename(aside / "removed")
+            return True
     except OSError:
         return False
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _make_room(entry: Path, replaces: str) -> int:
-    """Remove the entries that ``entry`` replaces, then the least recently used. Return the number of the latter."""
-    for other in entry.parent.glob(replaces):
-        if other != entry:
-            release_entry(other)  # a caller of the source as it is now no longer needs the source as it was
-            _remove_entry(other)
-    sizes = {each: measure_entry(each) for each in entry.parent.iterdir() if not each.name.startswith(".")}
-    total, gone = sum(size for size, _ in sizes.values()), 0
-    for other in sorted(sizes, key=lambda each: sizes[each][1]):
-        if total <= LIMIT_GB * 1e9:
-            break
-        if other != entry and _remove_entry(other):
-            total, gone = total - sizes[other][0], gone + 1
-    return gone
-
-
-def measure_entry(entry: Path) -> tuple[int, float]:
-    """Return the bytes of the entry's files and when it was last used; zeros if it has just been removed."""
-    total, used = 0, 0.0
-    for folder, _, names in os.walk(entry):
-        for name in names:
-            with suppress(OSError):
-                status = os.stat(os.path.join(folder, name))
-                total += status.st_size
-                used = status.st_mtime if name == LOCK else used
-    return total, used

@@ -61,13 +61,14 @@ def choose_build_folder(code: Path, root: Path = BUILDS) -> dict[str, str]:
 @contextlib.contextmanager
 def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
     """Set these environment variables, and make their folders, for processes started in the block."""
-    before = dict(os.environ)
-    for name, folder in variables.items():
+    before = {name: os.environ.pop(name, None) for name in variables}
+    for folder in variables.values():
         Path(folder).mkdir(parents=True, exist_ok=True)
-        os.environ[name] = folder
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for name in variables:
-            os.environ.pop(name, None)
-            os.environ.update({name: before[name]} if name in before else {})
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value

@@ -42,7 +42,7 @@ def lock_clock(uuid: str | None, is_requested: bool, nvml: Any = None) -> Iterat
     except Exception as error:
         yield ClockLock(None, f"NVML is not available: {format_error(error)}")
         return
-    gpu, state = None, None
+    gpu = None
     try:
         try:
             gpu = nvml.nvmlDeviceGetHandleByUUID(complete_uuid(uuid))
@@ -53,18 +53,11 @@ def lock_clock(uuid: str | None, is_requested: bool, nvml: Any = None) -> Iterat
             gpu, state = None, ClockLock(None, f"NVML does not permit it: {format_error(error)}")
         yield state
     finally:
-        if gpu is not None:  # also after Ctrl-C while it was being locked
-            _release_clock(nvml, gpu)
-        with contextlib.suppress(Exception):  # what was measured is not lost for that
+        try:
+            if gpu is not None:  # also after Ctrl-C while it was being locked
+                nvml.nvmlDeviceResetGpuLockedClocks(gpu)
+        except Exception as error:  # what was measured stays
+            line = f"ladder: the SM clock is still locked: {format_error(error)}; try `nvidia-smi -rgc`"
+            print(line, file=sys.stderr)
+        with contextlib.suppress(Exception):
             nvml.nvmlShutdown()
-
-
-def _release_clock(nvml: Any, handle: Any) -> None:
-    """Unlock the clock. If NVML refuses, say how to do it by hand; what was measured stays."""
-    try:
-        nvml.nvmlDeviceResetGpuLockedClocks(handle)
-    except Exception as error:
-        print(
-            f"ladder: the SM clock is still locked: {format_error(error)}; try `nvidia-smi -rgc`",
-            file=sys.stderr,
-        )

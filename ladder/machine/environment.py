@@ -21,36 +21,30 @@ from ladder.core.paths import ROOT
 
 KEY = "environment"
 MOST = 64  # variables of one result
-_OFF = ("", "0", "false", "no", "off")
-_UNSET = "not set"
 
 
 def _is_on(value: str) -> bool:
-    return value.strip().lower() not in _OFF
-
-
-def _is_given(value: str) -> bool:
-    return value != ""
+    return value.strip().lower() not in ("", "0", "false", "no", "off")
 
 
 # name -> (whether this value falsifies, why)
 FALSIFIES: dict[str, tuple[Callable[[str], bool], str]] = {
     "CUDA_LAUNCH_BLOCKING": (_is_on, "every launch waits for its kernel"),
-    "NVIDIA_TF32_OVERRIDE": (_is_given, "it overrules which rungs use TF32"),
+    "NVIDIA_TF32_OVERRIDE": (bool, "it overrules which rungs use TF32"),
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (_is_on, "it overrules which rungs use TF32"),
     "PYTORCH_NO_CUDA_MEMORY_CACHING": (
         lambda value: True,
         "every allocation goes to the driver",
-    ),  # whatever it holds
+    ),  # 0 does it, too
     "TORCHDYNAMO_DISABLE": (_is_on, "what should be compiled is not"),
     "TORCH_COMPILE_DISABLE": (_is_on, "what should be compiled is not"),
     "TRITON_KERNEL_OVERRIDE": (_is_on, "Triton runs other kernels than those of this project"),
-    "CUDA_INJECTION64_PATH": (_is_given, "a profiler or checker is attached to every kernel"),
+    "CUDA_INJECTION64_PATH": (bool, "a profiler or checker is attached to every kernel"),
     "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": (_is_on, "the driver traps every kernel"),
-    "NSYS_PROFILING_SESSION_ID": (_is_given, "a profiler is attached"),
-    "PYTHONPROFILEIMPORTTIME": (_is_given, "Python reports every import"),
+    "NSYS_PROFILING_SESSION_ID": (bool, "a profiler is attached"),
+    "PYTHONPROFILEIMPORTTIME": (bool, "Python reports every import"),
     "PYTHONTRACEMALLOC": (_is_on, "Python traces every allocation"),
-    "COVERAGE_PROCESS_START": (_is_given, "Python traces every line"),
+    "COVERAGE_PROCESS_START": (bool, "Python traces every line"),
 }
 # Only on a GPU: on a CPU, Triton kernels run in the interpreter alone.
 ON_A_GPU = {"TRITON_INTERPRET": (_is_on, "Triton kernels run in Python, on the CPU")}
@@ -76,65 +70,52 @@ _LIBRARY = re.compile(r"lib[A-Za-z0-9_+.-]+\.so[0-9.]*")
 _PLAIN = re.compile(r"[A-Za-z0-9 ._:,=+()#'{}\[\]@-]{1,64}")
 
 
-def read_variables(environ: Mapping[str, str] | None = None, without: Collection[str] = ()) -> dict[str, str]:
+def read_variables(environ: Mapping[str, str] = os.environ, without: Collection[str] = ()) -> dict[str, str]:
     """Return every variable that changes what is measured, with a value that a result may hold: no path.
 
+    A preloaded library is there by its name, and text that is not plain by its digest.
     `without`: variables that the harness sets itself, so the user's value is in force nowhere.
     """
-    variables = os.environ if environ is None else environ
-    names = [
-        name
-        for name, value in sorted(variables.items())
-        if value and name not in without and name.startswith(PREFIXES) and _NAME.fullmatch(name)
-        if not _NO_MATTER.fullmatch(name)
-    ]
-    return {name: _hide_paths(name, variables[name]) for name in names[:MOST]}
+    recorded = {}
+    for name, value in sorted(environ.items()):
+        if not value or name in without or not name.startswith(PREFIXES) or not _NAME.fullmatch(name):
+            continue
+        if name == "LD_PRELOAD":
+            libraries = [PurePath(each).name for each in re.split(r"[ :]+", value) if each]
+            is_plain, shown = all(map(_LIBRARY.fullmatch, libraries)), " ".join(libraries)
+        else:
+            is_plain, shown = bool(_PLAIN.fullmatch(value)), value
+        digest = hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        recorded[name] = text.make_display(shown) if is_plain else f"not shown, #{digest}"
+    return dict(list(_filter_recorded(recorded).items())[:MOST])
 
 
-def _hide_paths(name: str, value: str) -> str:
-    """Return the value as it may be shown: a library's name for its path, a digest for text that is not plain."""
-    libraries = (
-        [PurePath(each).name for each in re.split(r"[ :]+", value) if each] if name == "LD_PRELOAD" else []
-    )
-    if libraries and all(map(_LIBRARY.fullmatch, libraries)):
-        return text.make_display(" ".join(libraries))
-    if not libraries and _PLAIN.fullmatch(value):
-        return text.make_display(value)
-    return f"not shown, #{hashlib.sha256(value.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
-
-
-def refuse_variables(device: str, environ: Mapping[str, str] | None = None) -> None:
+def refuse_variables(device: str, environ: Mapping[str, str] = os.environ) -> None:
     """Raise `UserError`, one line, if a variable falsifies what is measured on this device ("cuda" or "cpu")."""
-    variables = os.environ if environ is None else environ
     rules = FALSIFIES | (ON_A_GPU if device == "cuda" else {})
-    bad = [name for name, (falsifies, _) in rules.items() if name in variables and falsifies(variables[name])]
+    bad = [name for name, (falsifies, _) in rules.items() if name in environ and falsifies(environ[name])]
     if bad:
         causes = "; ".join(f"{name} is set: {rules[name][1]}" for name in bad)
         raise UserError(f"{causes}, so the numbers would be wrong: unset {' '.join(bad)}")
 
 
+def _filter_recorded(recorded: Mapping[str, str]) -> dict[str, str]:
+    """Return what matters to a time. Stored results have other variables, too."""
+    return {name: value for name, value in sorted(recorded.items()) if not _NO_MATTER.fullmatch(str(name))}
+
+
 def describe_variables(recorded: Mapping[str, str] | None) -> list[str]:
     """Return a line for each variable that was set. Empty if there were none, or none are known."""
-    return [
-        text.make_display(f"measured with {name}={value}")
-        for name, value in sorted(_filter_recorded(recorded or {}).items())
-    ]
-
-
-def _filter_recorded(recorded: Mapping[str, str]) -> dict[str, str]:
-    """Return what is recorded without variables that older versions took down, too."""
-    return {name: value for name, value in recorded.items() if not _NO_MATTER.fullmatch(str(name))}
+    rows = _filter_recorded(recorded or {}).items()
+    return [text.make_display(f"measured with {name}={value}") for name, value in rows]
 
 
 def print_conditions(quiet: bool = False, without: Collection[str] = ()) -> None:
     """Name on stderr what is set here and changes what is measured, and why the result will belong to no commit."""
-    if quiet:
-        return
-    lines = describe_variables(read_variables(without=without))
-    if problem := git.find_problem(ROOT):
-        lines.append(f"without a commit: {problem}")
-    for line in lines:
-        click.echo(line, err=True)
+    if not quiet:
+        lines, problem = describe_variables(read_variables(without=without)), git.find_problem(ROOT)
+        for line in [*lines, f"without a commit: {problem}"] if problem else lines:
+            click.echo(line, err=True)
 
 
 def list_differences(
@@ -144,5 +125,7 @@ def list_differences(
     if first is None or other is None:
         return []
     one, two = _filter_recorded(first), _filter_recorded(other)
-    rows = [(name, str(one.get(name, _UNSET)), str(two.get(name, _UNSET))) for name in sorted({*one, *two})]
+    rows = [
+        (name, str(one.get(name, "not set")), str(two.get(name, "not set"))) for name in sorted({*one, *two})
+    ]
     return [row for row in rows if row[1] != row[2]]

@@ -18,21 +18,99 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from ladder.core import bounds, starting
 from ladder.core.errors import UserError, one_line
 from ladder.core.locks import device_lock
 from ladder.core.paths import ROOT
 from ladder.core.text import last_line, make_slug
-from ladder.machine import gpu_causes
-from ladder.machine.gpu_causes import SeenGpu
 from ladder.machine.nvml import open_nvml
 from ladder.machine.probe import Held, Probe
 
-OLDEST_TORCH = (2, 11)
 SLOW_S = 3.0  # seconds of silence before a line says what the command waits for
 CAPABILITIES = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8", "dependent_launch")
+
+# --- a GPU that torch cannot use --------------------------------------------------------------------------------------
+
+PROC, DEVICES, PCI = Path("/proc/driver/nvidia/gpus"), Path("/dev"), Path("/sys/bus/pci/devices")
+NVIDIA, DISPLAY = "0x10de", "0x03"  # vendor; the class of display controllers, compute-only GPUs among them
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+# Messages of NVML where the software is installed but there may be no GPU, as on a cluster's CPU nodes.
+_NO_GPU = re.compile(r"not found|no devices|not loaded|no module|no such file|cannot open shared", re.I)
+_NO_DEVICE = re.compile(r"No CUDA GPUs|no CUDA-capable device|invalid device|device count", re.I)
+_NO_IMAGE = r"no kernel image|not compatible with the current PyTorch|Error 209\b"
+# A message of NVML, CUDA or torch, and what helps. The last is about a GPU's absence.
+CAUSES = {
+    r"Error 803\b|version mismatch|unsupported display driver": "the driver's module and its libraries are of two"
+    " versions: reboot, or reload the module",
+    r"Error 804\b|forward compatibility": "take the container's cuda-compat libraries out of LD_LIBRARY_PATH, or update"
+    " the driver",
+    r"Error 802\b|not yet initialized": "start its NVLink fabric: sudo systemctl start nvidia-fabricmanager",
+    r"busy or unavailable|exclusive|Error 46\b": "another process holds it alone: nvidia-smi shows which",
+    r"(?i)out of memory|ALLOC_FAILED": "its memory is taken: nvidia-smi shows by which process",
+    r"(?i)is lost|fallen off|\bXid\b|uncorrectable|ECC error": "the GPU has stopped answering: reboot",
+    r"(?i)insufficient permissions|permission denied|operating system|Error 304\b": "this user may not open its device:"
+    " see ls -l /dev/nvidia* (a container: docker run --gpus all)",
+    r"(?i)unknown error|Error 999\b|did not answer": "the driver hangs: reload it (sudo modprobe -r nvidia_uvm; sudo"
+    " modprobe nvidia_uvm), start the container anew, or reboot",
+    r"Found no NVIDIA driver": "no driver answers: install or load it (sudo modprobe nvidia; a container: docker run"
+    " --gpus all)",
+}
+
+
+class SeenGpu(TypedDict):
+    """An NVIDIA GPU that the driver knows."""
+
+    name: str
+    driver: str
+    driver_cuda: str | None  # the newest CUDA of this driver, as "13.0"
+
+
+def find_sign() -> str | None:
+    """Return the sign of an NVIDIA GPU that NVML does not list; None without a sign."""
+    try:
+        nvml = open_nvml()
+        nvml.nvmlDeviceGetCount()
+        nvml.nvmlShutdown()
+    except Exception as error:
+        message = one_line(str(error))
+        if message and not _NO_GPU.search(message):
+            return f"the driver says: {message}"
+    for path in (*PROC.glob("*"), *DEVICES.glob("nvidia[0-9]*")):
+        return f"{path} is there"
+    for device in sorted(PCI.glob("*")):
+        vendor, kind = ((device / name).read_text().strip().lower() for name in ("vendor", "class"))
+        if vendor == NVIDIA and kind.startswith(DISPLAY):
+            return f"PCI device {device.name}"
+    return None
+
+
+def suggest_fix(answer: Probe, gpus: list[SeenGpu], sign: str | None = None) -> str:
+    """Return what to do when torch cannot use the GPU, in one sentence with the command that helps.
+
+    Args:
+        answer: that of `ladder.machine.probe`: its error, torch's version, the GPU's capability if it was read.
+        gpus: the GPUs that the driver lists.
+        sign: that of `find_sign` if it lists none.
+    """
+    error, value = answer["error"], os.environ.get(VARIABLE)
+    if value is not None and _NO_DEVICE.search(error):
+        return (
+            f"{VARIABLE}={ascii(value)[1:-1][:60]} hides it: unset it, or name a GPU that nvidia-smi -L lists"
+        )
+    for cause, helps in CAUSES.items():
+        if re.search(cause, f"{error}\n{sign or ''}"):
+            return helps
+    known = gpus[0]["driver_cuda"] if gpus else None
+    supported = tuple(int(part) for part in known.split(".")) if known else (13, 0)
+    if supported < (12, 6) or re.search(r"(?i)too old|insufficient for CUDA|Error 35\b", error):
+        return "update the driver, which is older than this torch's CUDA"
+    version = re.match(r"[\d.]+", answer.get("torch") or "")
+    old = tuple(answer.get("capability") or (9, 0)) < (7, 5)  # CUDA 13 has dropped these GPUs
+    index = "cu126" if old or supported < (13, 0) else "cu130"
+    torch = f"torch=={version[0]}" if version else "torch"
+    return f"pip install --force-reinstall {torch} --index-url https://download.pytorch.org/whl/{index}"
 
 
 def choose_device(requested: str | None = None) -> str:
@@ -42,23 +120,23 @@ def choose_device(requested: str | None = None) -> str:
     if requested == "cpu":
         return "cpu"
     gpus = gpus_seen()
-    sign = None if gpus else gpu_causes.find_sign()
+    sign = None if gpus else find_sign()
     if not gpus and sign is None and not _driver_library():
         if requested == "cuda":
-            hidden = gpu_causes.explain_hiding("", 0)
-            more = f"; {hidden}" if hidden else ""
-            raise UserError(f"no NVIDIA GPU was found on this machine; run with --device cpu{more}")
+            raise UserError("no NVIDIA GPU was found on this machine; run with --device cpu")
         return "cpu"
     answer = probe_gpu()
-    if answer["error"] is None:
+    if (error := answer["error"]) is None:
         return "cuda"
-    there = gpus or sign or gpu_causes.is_about_gpu(answer["error"])
-    if not there and requested is None:
+    is_about_gpu = any(re.search(cause, error) for cause in (*list(CAUSES)[:-1], _NO_IMAGE))
+    if requested is None and not (gpus or sign or is_about_gpu):
         return "cpu"
     name = gpus[0]["name"] if gpus else f"an NVIDIA GPU ({sign})" if sign else "a GPU driver"
-    raise UserError(
-        f"{name} is here but torch cannot use it: {answer['error']}. {gpu_causes.suggest_fix(answer, gpus, sign)}"
-    )
+    fix = suggest_fix(answer, gpus, sign)
+    raise UserError(f"{name} is here but torch cannot use it: {error}. Try: {fix}; or run with --device cpu")
+
+
+# --- what the machine is, and what it can do --------------------------------------------------------------------------
 
 
 def describe_machine(device: str) -> dict[str, Any]:
@@ -109,15 +187,6 @@ def list_capabilities(device: str) -> dict[str, str | None]:
         "dependent_launch": triton
         or (None if capability >= (9, 0) else needs("programmatic dependent launch", "9.0")),
     }
-
-
-def torch_warning() -> str | None:
-    """Return one line if the installed torch is older than this project supports, else None."""
-    torch = bounds.find_version("torch")
-    match = re.match(r"(\d+)\.(\d+)", torch or "")
-    if match is None or (int(match[1]), int(match[2])) >= OLDEST_TORCH:
-        return None
-    return f"torch {torch} is older than 2.11, which this project is made for: some rungs may fail"
 
 
 def device_key(device: str) -> str | None:
@@ -245,4 +314,4 @@ def _clean_text(value: str | bytes) -> str:
 
 
 if __name__ == "__main__":  # `make ladder` asks: without a GPU the ladder is a quick one
-    print("" if gpus_seen() or gpu_causes.find_sign() else "--quick")
+    print("" if gpus_seen() or find_sign() else "--quick")

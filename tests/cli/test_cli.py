@@ -40,17 +40,6 @@ def test_help_list_show_and_recommend_import_no_torch(tmp_path):
         assert run.returncode == 0 and run.stderr.strip() == "[]"
 
 
-def test_show_teaches_and_tells_the_change():
-    said = call("show", "cuda_graphs").output
-    assert (
-        "When it does not." in said
-        and "Receipt. Check that every phase, or kind of step, is replayed" in said
-        and 'adam: "capturable"' in said
-        and "cuda_graphs: true" in said
-    )
-    assert "\x1b" not in said
-
-
 def test_a_chart_folder_that_cannot_be_written_is_refused_too(tmp_path, fakes):
     """Charts lie beside the result: the machine's folder takes both, or the run is refused."""
     folder = tmp_path / text.make_slug(system.describe_machine("cpu")["name"])
@@ -121,13 +110,6 @@ def test_report_reads_what_was_written_and_says_what_it_could_not(tmp_path):
     assert seen.exit_code == 1 and "torn.json" in seen.stderr
     assert "3.81x" in seen.stdout and all(path.stat().st_size > 500 for path in outputs)
     assert json.loads(call("report", tmp_path / "r" / "a.json", "--json").stdout)["baseline"] == "baseline"
-
-
-def test_one_chart_of_two_results_is_refused(tmp_path):
-    write_run(tmp_path / "a.json", made_up.gpu_run())
-    write_run(tmp_path / "b.json", made_up.cpu_run())
-    seen = call("report", tmp_path, "--chart", tmp_path / "c.png")
-    assert seen.exit_code == 2 and "name one file" in seen.stderr and not (tmp_path / "c.png").exists()
 
 
 def test_train_gets_the_recipe_of_the_rung_and_a_divergence_is_status_1(tmp_path, fakes, monkeypatch):

@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 import pytest
 
-from ladder.cli import climb, doctor
+from ladder.cli import doctor
 from ladder.core import locks, options, text, yamlfile
 from ladder.core.errors import UserError
+from ladder.engine import pool
 from ladder.images import prepare as images
 from ladder.machine import system
 from ladder.plan import catalog
@@ -46,7 +47,7 @@ def pictures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(
         images, "prepare_images", lambda data, *how, **more: real(data, *how, **more) if data else SET
     )
-    monkeypatch.setattr(climb, "Pool", nullcontext)
+    monkeypatch.setattr(pool, "Pool", nullcontext)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
 

@@ -1,18 +1,14 @@
 """Paths of outputs that a user names: nothing that is read, and no unfinished run, is written over."""
 
 import os
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from ladder.cli.main import main
-from ladder.core import git
 from ladder.core.errors import UserError
-from ladder.machine import environment
 from ladder.report import tables
 from ladder.results import store as results
-from ladder.results.combine import resuming
 from tests.support.made_up import cpu_run
 from tests.support.typed import write_run
 
@@ -48,24 +44,11 @@ def test_two_tables_do_not_go_into_one_file(result, tmp_path):
     assert not (tmp_path / "t").exists()
 
 
-def test_tables_may_share_what_is_no_file(tmp_path):
-    tables.refuse_outputs([Path("/dev/null"), Path("/dev/null")], [tmp_path / "r.json"])
-    tables.refuse_outputs([tmp_path / "a.svg", tmp_path / "a.png"], [tmp_path])
-
-
 def test_a_tilde_that_the_shell_leaves_is_the_home_folder(result, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     assert called("report", result, "--csv=~/t.csv").exit_code == 0
     assert (tmp_path / "home" / "t.csv").is_file() and not (tmp_path / "~").exists()
-
-
-def test_a_run_that_belongs_to_no_commit_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(git, "find_problem", lambda root: "git was not found")
-    environment.print_conditions()
-    assert "without a commit: git was not found" in capsys.readouterr().err
-    environment.print_conditions(quiet=True)
-    assert capsys.readouterr().err == ""
 
 
 def test_a_system_error_nobody_expected_is_one_line(monkeypatch, result):
@@ -77,12 +60,6 @@ def test_a_system_error_nobody_expected_is_one_line(monkeypatch, result):
     assert done.exit_code == 2 and done.stderr == "ladder: /tmp/some\\x1bthing: No space left on device\n"
     monkeypatch.setattr(tables, "print_table", lambda _: (_ for _ in ()).throw(KeyError("ours")))
     assert isinstance(called("report", result).exception, KeyError)  # a fault of ours keeps its traceback
-
-
-def test_a_run_is_not_gone_on_with_in_a_device():
-    """A pipe of a shell is read once, and hours of measuring would be written into it."""
-    with pytest.raises(UserError, match="--resume: not a regular file"):
-        resuming.load(Path("/dev/null"))
 
 
 def test_a_file_without_an_end_is_no_result(monkeypatch):

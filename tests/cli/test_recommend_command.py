@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ladder.cli import recommend as command
+from ladder.cli import stored as command
 from ladder.engine import run as measure
 from ladder.machine import system
 from ladder.plan import catalog
@@ -91,26 +90,6 @@ def test_the_same_gpu_in_another_host_then_any_gpu_is_named(
     assert first(path) == "for NVIDIA X, from the file that you named"
 
 
-@pytest.mark.parametrize("name, cores", [("nvidia-h100", 16), ("nvidia-h200", 8), ("nvidia-h200", 16)])
-def test_which_of_several_results_is_read(
-    name: str, cores: int, stored: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The longest ladder of another machine, the newest of this one; a whole one before the last rungs alone."""
-    this_machine(monkeypatch, name, cores)
-    put(stored, a_run(), "long.json")
-    short = a_run(started="2026-11-23T00:00:00+00:00")
-    short["rungs"] = short["rungs"][:3]
-    short["ladder"]["rungs"] = [rung["name"] for rung in short["rungs"]]
-    put(stored, short, "short.json")
-    is_here = (name, cores) == ("nvidia-h200", 16)
-    assert ("short.json" if is_here else "long.json") in succeed("recommend").stdout
-    shutil.rmtree(stored)
-    put(stored, two_clocks.selected("baseline", "fused_act", two_clocks.TOP), "whole.json")
-    study = two_clocks.selected("fused_act", "conv_double_backward", "fused_resample", "fused_adam")
-    put(stored, study | {"started": "2026-11-23T00:00:00+00:00"}, "study.json")
-    assert "whole.json" in succeed("recommend").stdout
-
-
 def test_a_workload_is_told_by_its_name_and_its_fields(stored: Path, tmp_path: Path) -> None:
     _, fields = catalog.load_workload("article")
     put(stored, a_run(workload={**fields, "name": "article", "data": None}))
@@ -145,25 +124,6 @@ def test_the_leave_one_out_run_of_the_same_series_joins_and_goes_on_here_alone(
     this_machine(monkeypatch, "nvidia-h100")
     other = succeed("recommend").stdout
     assert "--resume" not in other and "decide: `ladder run -w article --mode leave-one-out`" in other
-
-
-def test_a_leave_one_out_run_of_other_code_is_named_and_not_used(stored: Path) -> None:
-    put(stored, a_run())
-    assert "leave-one-out: none\n" in succeed("recommend").stdout
-    other = recipes.given(two_clocks.run(mode="leave-one-out")) | {"commit": "f" * 40}
-    put(stored, other, "other.json")
-    said = succeed("recommend").stdout
-    assert "leave-one-out: none of this code; of other code: " in said
-    assert "other.json\n" in said
-
-
-def test_money_and_hours_of_a_training(stored: Path) -> None:
-    put(stored, a_run())
-    lines = succeed("recommend", "--images", "1.8M", "--price", "2/h").stdout.splitlines()
-    at = next(k for k, line in enumerate(lines) if "hours for 1.8M images" in line)
-    assert lines[at + 1].split() == ["baseline", "160.0", "20.00", "50.0", "10.0", "20.00"]
-    assert lines[at + 2].split() == ["recommended", "61.30", "7.66", "131", "3.83", "7.66"]
-    assert lines[at + 3].split() == ["saved", "98.70", "12.34", "6.17", "12.34"]
 
 
 def test_the_recipe_is_a_file_that_a_training_takes(stored: Path, tmp_path: Path) -> None:
@@ -202,15 +162,3 @@ def test_a_file_and_a_workload_and_a_solo_run_and_no_result_are_refused(stored: 
     solo = a_run()
     solo["protocol"]["mode"] = "solo"
     assert "a run of --mode solo" in refused("recommend", put(stored, solo, "solo.json"))
-
-
-def test_a_recipe_is_never_half_written(
-    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(stored, a_run())
-    path = tmp_path / "best.yaml"
-    path.write_text("cuda_graphs: false\n")
-    path.chmod(0o444)
-    assert "cannot be written" in refused("recommend", "--recipe", path)
-    assert path.read_text() == "cuda_graphs: false\n"
-    assert [each.name for each in tmp_path.iterdir() if "best" in each.name] == ["best.yaml"]

@@ -16,7 +16,6 @@ from ladder.engine import run as measure
 from ladder.machine import system
 from ladder.plan import catalog, modes, needs
 from ladder.report import output
-from ladder.stats import rounds_budget
 from tests.support import made_up, servers
 from tests.support.made_up_study import TIMES, study
 from tests.support.small import LITTLE
@@ -71,16 +70,6 @@ def test_mistakes_take_a_budget_of_their_own_unless_asked_otherwise() -> None:
     for request in (climb.Request(budget=30.0), climb.Request(rounds=5), climb.Request(quick=True)):
         assert climb.choose_minutes(request, "mistakes") == request.budget
     assert climb.choose_minutes(climb.Request(), "levers") is None
-
-
-@pytest.mark.parametrize(("inspected_s", "cycles"), [(57.0, 2), (139.0, 1)], ids=["warm", "cold"])
-def test_mistakes_keep_two_passes_where_three_generations_of_them_fit(
-    inspected_s: float, cycles: int
-) -> None:
-    """Sixteen eager processes of a slow host: a generation of two passes takes some 128 s."""
-    limit, round_s = 60 * rounds_budget.MISTAKES_MINUTES, 128.0
-    spent = inspected_s + round_s
-    assert cycles == rounds_budget.fitting_cycles(2, 1, budget_s=limit, spent_s=spent, round_s=round_s)
 
 
 # --- a run that goes on -----------------------------------------------------------------------------------------------

@@ -42,6 +42,6 @@ def test_pillow_that_is_too_old_is_refused_in_one_line_and_doctor_says_it(source
     with pytest.raises(UserError) as refusal:
         prepare_images(fill(source, {"a.png": encode(plain())}), 16, cache=cache)
     assert str(refusal.value) == line and not cache.exists()
-    (check,) = [each for each in doctor._check_packages() if "9.5.0" in each.detail]
+    (check,) = [each for each in doctor.check_packages() if "9.5.0" in each.detail]
     assert check.status == "warning" and check.remedy == f"pip install 'pillow>={least}'"
     assert CliRunner().invoke(cli.main, ["list"]).exit_code == 0

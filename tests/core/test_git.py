@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder.cli import submission
+from ladder.cli import submit
 from ladder.core import files, git
 from ladder.core.errors import UserError
 from ladder.machine import system
@@ -86,8 +86,8 @@ def test_a_folder_of_another_repository_has_no_commit_for_run_nor_for_submit(roo
     copy = tmp_path / "parent" / "copy"
     assert git.commit_of(copy) == (None, None)
     with pytest.raises(UserError, match="a folder of another git repository: clone the repository with git"):
-        submission.prepare(None, print, copy)
-    assert submission.prepare(None, print, root).commit == git.commit_of(root)[0]
+        submit.prepare(None, copy)
+    assert submit.prepare(None, root).commit == git.commit_of(root)[0]
 
 
 def untrusted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,9 +112,9 @@ def test_where_git_knows_no_commit_one_line_says_what_helps(root, monkeypatch, c
     spoil, said = WITHOUT[case]
     spoil(root, monkeypatch)
     assert git.commit_of(root) == (None, None)
-    for ask in (submission.prepare, lambda budget, say, root: checkouts.commit_of("HEAD", "HEAD", root)):
+    for ask in (submit.prepare, lambda budget, root: checkouts.commit_of("HEAD", "HEAD", root)):
         with pytest.raises(UserError, match=said) as refused:
-            ask(None, print, root)
+            ask(None, root)
         assert "\n" not in str(refused.value) and str(refused.value) == git.find_problem(root)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder.cli import duration
+from ladder.cli import climb
 from ladder.core.paths import ROOT
 from tests.support import made_up
 from tests.support.typed import write_run
@@ -84,7 +84,7 @@ def test_a_terminal_gets_a_bar_of_one_line_and_the_first_line(columns: int) -> N
 
 
 def test_the_time_comes_from_this_machines_newest_result(tmp_path: Path) -> None:
-    assert duration.read_visit_seconds(tmp_path, "tiny") is None
+    assert climb.read_visit_seconds(tmp_path, "tiny") is None
     result = made_up.cpu_run()
     name, count = (
         result["workload"]["name"],
@@ -94,16 +94,16 @@ def test_the_time_comes_from_this_machines_newest_result(tmp_path: Path) -> None
     write_run(tmp_path / f"{name}-article-20250101T000000Z.json", old)
     write_run(tmp_path / f"{name}-article-20250201T000000Z.json", new)
     (tmp_path / f"{name}-article-20250301T000000Z.json").write_text("{}")  # no result
-    assert duration.read_visit_seconds(tmp_path, name) == pytest.approx(6.0)
-    assert duration.estimate_minutes(duration.PlannedRun(tmp_path, name, "cpu", 1, True)) == pytest.approx(
+    assert climb.read_visit_seconds(tmp_path, name) == pytest.approx(6.0)
+    assert climb.estimate_minutes(climb.PlannedRun(tmp_path, name, "cpu", 1, 3)) == pytest.approx(
         6 * (1 + 3 * 2) / 60
     )
 
 
 def test_a_budget_holds_between_three_rounds_and_twelve() -> None:
-    def about(seconds: float, budget: float | None) -> float:
-        return duration.fit_minutes(duration.PlannedRun(Path(), "tiny", "cpu", 4, minutes=budget), seconds)
+    def about(seconds: float, budget: float) -> float:
+        return climb.fit_minutes(climb.PlannedRun(Path(), "tiny", "cpu", 4, minutes=budget), seconds)
 
-    assert about(10.0, None) == 10 and about(10.0, 5) == 5
-    assert about(1.0, None) == pytest.approx((4 + 12 * 6) / 60)  # all rounds that are made take less
+    assert about(10.0, 10) == 10 and about(10.0, 5) == 5
+    assert about(1.0, 10) == pytest.approx((4 + 12 * 6) / 60)  # all rounds that are made take less
     assert about(600.0, 2) == pytest.approx(10 * (4 + 3 * 6))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder.cli import version as about
+from ladder.cli import main as about
 from ladder.core import starting
 from ladder.core.paths import ROOT
 

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from ladder.cli import main as cli
-from ladder.cli.group import Group
+from ladder.cli.main import Group
 from ladder.core import text
 from ladder.core.text import escape_controls, format_bounds, format_count
 from ladder.images import for_workload

@@ -15,7 +15,6 @@ from ladder.engine.channel import Nobody
 from ladder.engine.pool import Worker
 from ladder.engine.timed_rung import Rung
 from ladder.engine.worker import make_failure
-from ladder.machine import system
 from ladder.publish import gallery
 from ladder.results import publishable, ranking
 from ladder.results.combine import comparing, merging, series
@@ -136,12 +135,11 @@ def test_a_limited_result_is_compared_merged_and_shown_with_no_other(tmp_path: P
 def test_a_card_that_cannot_be_simulated_here_is_refused_in_one_line(
     device: str, asked_for: float | None, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(system, "describe_machine", lambda device: {"gpu_memory_gb": 79.6})
     if said is None:
-        climb.refuse_memory(asked_for, device)
+        climb.refuse_memory(asked_for, device, 79.6)
     else:
         with pytest.raises(UserError, match="^" + said.replace("(", r"\(") + "$"):
-            climb.refuse_memory(asked_for, device)
+            climb.refuse_memory(asked_for, device, 79.6)
 
 
 def test_a_run_goes_on_with_the_memory_of_its_file(tmp_path: Path) -> None:

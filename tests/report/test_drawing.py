@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder.cli import main as cli
+from ladder.cli import stored as cli
 from ladder.core.errors import UserError
 from ladder.publish import gallery
 from ladder.report import chart, drawing

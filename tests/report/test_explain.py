@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ladder.cli import explain as command
+from ladder.cli import stored as command
 from ladder.engine import profiling
 from ladder.plan import catalog
 from ladder.receipts import categories, kernel_families

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from ladder.cli import listing
-from ladder.cli import main as cli
+from ladder.cli import stored as command
 from ladder.core import starting
 from ladder.publish import site as front
 from ladder.report import chart, tables
@@ -114,7 +114,7 @@ def stored(tmp_path, monkeypatch):
     ):
         write_run(folder / f"{name}.json", result)
     monkeypatch.setattr(listing.ranking, "machines_here", lambda: ["nvidia-h200"])
-    monkeypatch.setattr(cli, "RESULTS", folder)
+    monkeypatch.setattr(command, "RESULTS", folder)
     monkeypatch.setattr(listing, "RESULTS", folder)
     return folder
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec import Meta
 
-from ladder.cli.group import Group
+from ladder.cli.main import Group
 from ladder.core import locks, text
 from ladder.core.errors import EnvironmentFailure
 from ladder.core.options import declare_option

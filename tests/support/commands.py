@@ -8,8 +8,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ladder.cli import climb
 from ladder.cli import main as cli
+from ladder.engine import pool
 from ladder.engine import run as measure
 from ladder.images import prepare as images
 from ladder.machine import stillness, system
@@ -46,7 +46,7 @@ def fakes(monkeypatch):
 
     monkeypatch.setattr(measure, "run_ladder", run_ladder)
     monkeypatch.setattr(loading, "find_problem", lambda run: None)  # a fake step may be too fast
-    monkeypatch.setattr(climb, "Pool", nullcontext)  # fake steps need no process that imports torch
+    monkeypatch.setattr(pool, "Pool", nullcontext)  # fake steps need no process that imports torch
     monkeypatch.setattr(stillness, "wait_until_still", lambda group: 0.0)  # nor quiet between visits
     monkeypatch.setattr(images, "prepare_images", lambda *_, **__: SET)
     monkeypatch.setattr(system, "choose_device", lambda requested: "cpu")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder.cli import submission
+from ladder.cli import submit
 from ladder.publish import fleet
 from tests.support.commands import call, refused
 
@@ -45,7 +45,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE", str(tmp_path))
     monkeypatch.setattr(fleet.sys, "executable", str(tmp_path / "bin" / "python"))
-    monkeypatch.setattr(submission, "refuse_changes", lambda: "0" * 40)
+    monkeypatch.setattr(submit, "refuse_changes", lambda: "0" * 40)
     return tmp_path
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as change
 
-from ladder.cli import report_page
+from ladder.cli import stored
 from ladder.core.errors import UserError
 from ladder.core.records import write_whole
 from ladder.publish.report import inputs, page
@@ -289,8 +289,8 @@ def test_mistakes_and_levers_join_the_page_of_their_machine(tmp_path: Path) -> N
 def test_the_command_writes_a_page_into_its_file_or_beside_the_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report_page, "RESULTS", DATA)
-    monkeypatch.setattr(report_page, "REPORTS", tmp_path / "reports")
+    monkeypatch.setattr(stored, "EVERYTHING", DATA)
+    monkeypatch.setattr(stored, "REPORTS", tmp_path / "reports")
     printed = succeed("report", "--html", tmp_path / "mine.html", RUN, "--price", "2.5/h").stdout
     assert "mine.html" in printed and "money" in (tmp_path / "mine.html").read_text()
     for named in ([RUN], [DATA / "ladder"], []):
@@ -301,8 +301,8 @@ def test_the_command_writes_a_page_into_its_file_or_beside_the_results(
 
 
 def test_bad_requests_are_one_line_and_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_page, "RESULTS", DATA)
-    monkeypatch.setattr(report_page, "REPORTS", tmp_path / "reports")
+    monkeypatch.setattr(stored, "EVERYTHING", DATA)
+    monkeypatch.setattr(stored, "REPORTS", tmp_path / "reports")
     other = json.loads(SUSTAINED.read_text())
     other["workload"] |= {"batch": 16, "name": "mine"}
     (tmp_path / "other.json").write_text(json.dumps(other))
