@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ class Group:
 
     def __init__(self, pool: Pool, ranks: int, device: str) -> None:
         self.ranks, self.device = ranks, device
-        self.heartbeats = [0] * ranks  # cycles that each rank has told of
         self.folder = Path(tempfile.mkdtemp(prefix="ladder-group-"))
         self.beats = [0] * ranks  # all-reduces and replays that each rank had begun at the end
         self.workers: list[Worker] = []
@@ -79,15 +79,10 @@ class Group:
         others: list[BaseException] = []  # no fault of a rank
         failed = threading.Event()
 
-        def note(rank: int, message: Plain) -> None:
-            self.heartbeats[rank] += message.get("progress") == "cycle"
-
         def ask(rank: int) -> None:
             own = each[rank] if each else {}
             try:
-                replies[rank] = self.workers[rank].call(
-                    do, on_progress=lambda message: note(rank, message), **fields, **own
-                )
+                replies[rank] = self.workers[rank].call(do, **fields, **own)
             except WorkerFailure as failure:
                 failures.append((rank, failure))
                 failed.set()
@@ -130,11 +125,8 @@ class Group:
 
     def close(self) -> None:
         """End all ranks. They end themselves, side by side, unless one has failed."""
-        closing = [threading.Thread(target=worker.close) for worker in self.workers]
-        for thread in closing:
-            thread.start()
-        for thread in closing:
-            thread.join()
+        with ThreadPoolExecutor(self.ranks) as closing:
+            list(closing.map(Worker.close, self.workers))
         self.kill()
 
     def kill(self) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from ladder.core.plain import Plain
 from ladder.core.protocol import CYCLE_STEPS
 
 STEP = "ladder::host_step"  # the range around the calls of a step
@@ -21,7 +22,7 @@ INHERITED = (OPTIMIZER, DATA, CASTS)  # what is called inside of these is a part
 Call = tuple[int, int, str]  # begin and end in ns, name
 
 
-def measure_host(rung: Any, cycles: int) -> dict[str, Any]:
+def measure_host(rung: Any, cycles: int) -> Plain:
     """Return the host and wall milliseconds of a step in each of so many cycles, then the operators of one more.
 
     `rung` is a prepared `ladder.engine.timed_rung.Rung`. All figures are of one step.
@@ -52,7 +53,7 @@ def run_steps(rung: Any) -> list[tuple[float, float, float]]:
     return marks
 
 
-def profile_calls(rung: Any) -> dict[str, Any]:
+def profile_calls(rung: Any) -> Plain:
     """Return the profiled milliseconds of a step's calls, and its operators with part, calls and milliseconds."""
     import torch
 
@@ -60,10 +61,23 @@ def profile_calls(rung: Any) -> dict[str, Any]:
     activities = [kinds.CPU] + ([kinds.CUDA] if kinds.CUDA in torch.profiler.supported_activities() else [])
     with torch.profiler.profile(activities=activities) as profile:
         run_steps(rung)
-    steps, calls = collect_calls(profile)
-    rows = sum_calls(steps, calls, list_own_names(torch))
-    rows.sort(key=lambda row: -row["ms"])
-    rest: dict[str, dict[str, Any]] = {}
+    threads: dict[int, list[Call]] = {}
+    for event in profile.profiler.kineto_results.events():
+        if event.device_type() == torch.autograd.DeviceType.CPU:
+            call = event.start_ns(), event.start_ns() + event.duration_ns(), event.name()
+            threads.setdefault(event.start_thread_id(), []).append(call)
+    steps = [call for calls in threads.values() for call in calls if call[2] == STEP]
+    launching = [  # the calls of the threads that launch: the one of the steps and autograd's
+        call
+        for calls in threads.values()
+        if any(name == STEP or name.startswith("autograd::engine") for *_, name in calls)
+        for call in calls
+        if call[2] != STEP
+    ]
+    functions = torch.autograd.Function.__subclasses__()
+    own = {"kernels", *(each.__name__ for each in functions if each.__module__.startswith("kernels."))}
+    rows = sorted(sum_calls(steps, launching, own), key=lambda row: -row["ms"])
+    rest: dict[str, Plain] = {}
     for row in rows[MOST_OPERATORS:]:
         other = rest.setdefault(row["part"], {"name": "others", "part": row["part"], "calls": 0.0, "ms": 0.0})
         other |= {key: other[key] + row[key] for key in ("calls", "ms")}
@@ -71,26 +85,7 @@ def profile_calls(rung: Any) -> dict[str, Any]:
     return {"profiled_ms": whole_ms, "operators": [*rows[:MOST_OPERATORS], *rest.values()]}
 
 
-def collect_calls(profile: Any) -> tuple[list[Call], list[Call]]:
-    """Return the steps and the calls of the threads that launch: the one of the steps and autograd's."""
-    import torch
-
-    threads: dict[int, list[Call]] = {}
-    for event in profile.profiler.kineto_results.events():
-        if event.device_type() == torch.autograd.DeviceType.CPU:
-            begin = event.start_ns()
-            call = begin, begin + event.duration_ns(), event.name()
-            threads.setdefault(event.start_thread_id(), []).append(call)
-    steps = [call for calls in threads.values() for call in calls if call[2] == STEP]
-    launching = [
-        calls
-        for calls in threads.values()
-        if any(n == STEP or n.startswith("autograd::engine") for *_, n in calls)
-    ]
-    return steps, [call for calls in launching for call in calls if call[2] != STEP]
-
-
-def sum_calls(steps: Iterable[Call], calls: list[Call], own: set[str]) -> list[dict[str, Any]]:
+def sum_calls(steps: Iterable[Call], calls: list[Call], own: set[str]) -> list[Plain]:
     """Return a row for each name and part: calls and milliseconds of a step, without those of calls inside.
 
     What is in no call is Python's.
@@ -103,18 +98,16 @@ def sum_calls(steps: Iterable[Call], calls: list[Call], own: set[str]) -> list[d
             at += 1
         outer = begin, end, PYTHON, PYTHON
         stack, clock = [outer], begin
-        while True:
+        while stack:
             entering = calls[at] if at < len(calls) and calls[at][0] < end else None
             top = stack[-1]
-            if entering is None or top[1] <= entering[0]:
-                sums.setdefault((top[2], top[3]), [0.0, 0.0])[1] += max(0, min(top[1], end) - clock)
-                clock = max(clock, min(top[1], end))
+            ends = entering is None or top[1] <= entering[0]
+            until = min(top[1], end) if ends else entering[0]  # type: ignore[index]
+            sums.setdefault((top[2], top[3]), [0.0, 0.0])[1] += max(0, until - clock)
+            clock = max(clock, until)
+            if entering is None or ends:
                 stack.pop()
-                if not stack:
-                    break
                 continue
-            sums.setdefault((top[2], top[3]), [0.0, 0.0])[1] += max(0, entering[0] - clock)
-            clock = max(clock, entering[0])
             part = classify_call(entering, top[3], own)
             sums.setdefault((entering[2], part), [0.0, 0.0])[0] += 1
             stack.append((entering[0], min(entering[1], top[1]), entering[2], part))
@@ -141,10 +134,3 @@ def classify_call(call: Call, outer: str, own: set[str]) -> str:
     if name.removesuffix("Backward") in own or name.partition("::")[0] in own:
         return OWN
     return AUTOGRAD if name.startswith("autograd::engine") else OPERATORS
-
-
-def list_own_names(torch: Any) -> set[str]:
-    """Return the names of this project's autograd functions, and the namespaces of its operators."""
-    kinds = torch.autograd.Function.__subclasses__()
-    own = {kind.__name__ for kind in kinds if kind.__module__.startswith("kernels.")}
-    return own | {"kernels"}

@@ -2,12 +2,10 @@
 
 An inspector process builds and prepares the rung as a timed one does, and compares it with the FP64 reference
 (`ladder.parity.check`). Then it reads the rung's receipts (`ladder.receipts`) from a traced cycle, which also
-shows how long the GPU is busy. It ends before the timing: timed processes never load a profiler. A rung that fails
-either check has no number.
+shows how long the GPU is busy. It ends before the timing: timed processes never load a profiler.
 
-Findings stay under `.cache/inspections/`, by recipe, workload, torch, GPU and the source code they depend on. So a
-resumed run, another mode, NVIDIA's step beside it, or a changed table or chart need not inspect again. Only rungs
-that passed both checks are kept there.
+Findings of rungs that passed stay under `.cache/inspections/`, by recipe, workload, torch, GPU and the source code they
+depend on, so a resumed run, another mode, or NVIDIA's step beside it need not inspect again.
 """
 
 import contextlib

@@ -42,10 +42,7 @@ class Gate:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Turn a shared hold into an exclusive one until the block ends.
-
-        Only other exclusive holders may go in between.
-        """
+        """Turn a shared hold into an exclusive one until the block ends, after other exclusive holders."""
         with self._change:
             self._inside -= 1
             self._wanting += 1
@@ -64,10 +61,7 @@ class Gate:
 
 
 def run_each(jobs: Iterable[Callable[[], None]], lanes: int, stop: Callable[[], None]) -> None:
-    """Run the jobs, `lanes` at a time.
-
-    At the first exception, Ctrl-C included, call `stop`, start no more and raise it.
-    """
+    """Run the jobs, `lanes` at a time. At the first exception, Ctrl-C included, call `stop` and start no more."""
     with ThreadPoolExecutor(lanes) as threads:
         begun: list[Future[None]] = []
         try:

@@ -1,8 +1,8 @@
 """A look at one recipe: its GPU time and wall time from one process, without rounds and without a verdict.
 
 Studies of many recipes (`ladder ablate`, `ladder map`) take looks instead of generations. A look in a fresh process
-times cycles by the wall clock first, and profiles cycles after that. An `Onlooker` takes many looks in one process. It
-profiles only, because wall time after a profiler is not to be trusted. On a CPU both give wall time.
+times cycles by the wall clock, then profiles some. An `Onlooker` takes many in one process and profiles only, because
+wall time after a profiler is not to be trusted. On a CPU both give wall time.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ class Task:
 def in_fresh_process(worker: Worker, task: Task, visits: Visits, cycles: int) -> Look:
     """Return the look of a fresh worker: so many cycles by the wall clock, then on a GPU the profiled ones.
 
-    Raises:
-        WorkerFailure: there is no number; its status and reason say why.
+    Raises `WorkerFailure` if there is no number.
     """
     task.build(worker, visits)
     prepared = prepare_step(worker, task.recipe)
@@ -66,32 +65,23 @@ def in_fresh_process(worker: Worker, task: Task, visits: Visits, cycles: int) ->
 class Onlooker:
     """A process that takes one look after another: GPU time of profiled steps, on a CPU the wall time of cycles.
 
-    A failure ends the process, so nothing of a lost CUDA context, or of memory that ran out, reaches the next look.
-    A recipe that chooses by measuring has a process of its own: its choices would stay for later recipes. Close an
-    onlooker after use.
+    A failure ends the process, so nothing of a lost CUDA context reaches the next look. A recipe that chooses by
+    measuring has a process of its own: its choices would stay for later recipes. Close an onlooker after use.
     """
 
     def __init__(self, pool: Pool, most: int = MOST) -> None:
         self.pool, self.most, self.taken = pool, most, 0
         self.worker: Worker | None = None
 
-    def look(self, task: Task, visits: Visits) -> Look:
-        """Return a look. A void look is repeated once, in a fresh process.
-
-        Raises:
-            WorkerFailure: there is no number; its status and reason say why.
-        """
+    def look(self, task: Task, visits: Visits, *, last: bool = False) -> Look:
+        """Return a look; one that is void is repeated once in a fresh process. Raises `WorkerFailure` without one."""
         try:
             return self._look(task, visits)
         except WorkerFailure as failure:
             self.close()
-            if failure.status != "invalid":
+            if failure.status != "invalid" or last:
                 raise
-        try:
-            return self._look(task, visits)
-        except WorkerFailure:
-            self.close()
-            raise
+        return self.look(task, visits, last=True)
 
     def close(self) -> None:
         """End the process. The next look begins in another one."""

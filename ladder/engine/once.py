@@ -57,9 +57,8 @@ def prepare_once(
 ) -> Plain:
     """Prepare one recipe in one fresh worker and time nothing else.
 
-    Returns prepare_s with its parts, build_s, recipe, settings, choices and the peaks of memory. The parts are
-    warmup_s, capture_s and, if there were any, compile_s, compile_kernels_s and cache_s. Raises `WorkerFailure` as
-    `measure_once`.
+    Returns prepare_s with its parts (warmup_s, capture_s and, if there were any, compile_s, compile_kernels_s and
+    cache_s), build_s, recipe, settings, choices and the peaks of memory. Raises `WorkerFailure` as `measure_once`.
     """
     with _prepare_worker(workload, recipe, device, code, seed) as (worker, prepared):
         return strip_protocol(prepared | {"choices": worker.call("choices")["choices"]})

@@ -15,7 +15,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -216,17 +216,12 @@ class Worker:
             return EnvironmentFailure(reason)
         if number == "SIGKILL":
             hint = " (the system may have run out of memory)"
-        elif number == "SIGABRT" and (why := reason_of_abort(lines)):  # a CUDA error, seen by NCCL's watchdog
-            hint = f": {why}"
+        elif number == "SIGABRT" and lines:  # a CUDA error, say, that NCCL's watchdog saw first
+            what = [line.partition("what():")[2] for line in lines if "what():" in line]
+            hint = f": {one_line((what or lines[-1:])[0])}"
         return WorkerFailure(
             "failed", one_line(f"{name}: worker killed by {number}{hint}"), {"signal": number}
         )
-
-
-def reason_of_abort(lines: Sequence[str]) -> str | None:
-    """Return the line of a process's stderr that says why C++ ended it, else its last line, or None."""
-    what = [line.partition("what():")[2] for line in lines if "what():" in line]
-    return next((one_line(line) for line in [*what, *reversed(lines)] if line.strip()), None)
 
 
 def is_stopped(pid: int) -> bool:

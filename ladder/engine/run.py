@@ -55,22 +55,12 @@ def run_ladder(job: Job, on_event: OnEvent | None = None, importing: Pool | None
     """Measure every planned rung and return the record, which is also in its file below `job.out`.
 
     Args:
-        on_event: called with dicts, see below.
+        on_event: called with dicts: event ("start", "inspect", "phase", "visited", "failed", "waiting", "round" or
+            "end"), rung, round (0-based, None while inspecting), rounds, done and total (visits), elapsed_s, left_s
+            (None before a generation is whole); and phase, step_ms, status and reason, or path, as the event has it.
         importing: a pool of this checkout that has begun to import; it is ended here.
 
     SIGINT or SIGTERM ends the workers and returns the finished part, with a note that it was interrupted.
-
-    Keys of an event:
-
-    | key | value |
-    |---|---|
-    | event | "start", "inspect", "phase", "visited", "failed", "waiting", "round" or "end" |
-    | rung, round, rounds, phase | `round` is 0-based, None while inspecting |
-    | done, total | visits |
-    | elapsed_s, left_s | `left_s` is an estimate, None before a generation is whole |
-    | step_ms | of the visit |
-    | status, reason | of a failure |
-    | path | the file |
 
     Raises:
         UserError: another run is writing into the folder, it cannot be written, a worker is on another GPU, or the
@@ -93,11 +83,7 @@ def run_ladder(job: Job, on_event: OnEvent | None = None, importing: Pool | None
 
 
 class _Run:
-    """One run in progress: its job, the record that grows, and its file.
-
-    `parts` has the rungs and twins by name. `run` is the whole record, `result` what follows from it since the last
-    visit.
-    """
+    """One run in progress: its job, the record that grows, and its file. `parts` has the rungs and twins by name."""
 
     def __init__(self, job: Job, run: Run, path: Path, on_event: OnEvent | None) -> None:
         self.job, self.path, self.on_event = job, path, on_event
@@ -344,19 +330,18 @@ class _Run:
     def take(self, visited: Visited, number: int) -> None:
         """Keep the outcome of a rung in a generation."""
         name = visited.program.name
-        part = self.parts[name]
         if visited.round is None:
             self.fail(name, number, visited.failure or WorkerFailure(visited.status, visited.reason or ""))
         else:
             self.change(
                 name,
-                rounds=[*part.rounds, visited.round],
+                rounds=[*self.parts[name].rounds, visited.round],
                 status="ok",
                 reason=None,
                 recipe=text.fit_texts(visited.recipe),
                 settings=text.fit_texts(visited.settings),
             )
-            if visited.profile and isinstance(part, Rung) and not part.profile:
+            if visited.profile and name not in self.twins and not self.parts[name].profile:  # type: ignore[union-attr]
                 self.change(name, profile=visited.profile)
             self.choices = record.add_choices(self.choices, self.twins.get(name, name), visited.choices)
         self.visited(name, number)

@@ -105,28 +105,23 @@ class Rung:
         if keep_gradients:
             self.step.keep_gradients = True
         if variant:
-            study_of(variant).apply(self.step, variant[1])
+            importlib.import_module(f"ladder.studies.{variant[0]}").apply(self.step, variant[1])
         if self.joined:
             self.joined.follow(self.step)
         self.synchronize()
         self.refuse_foreign()
+        gpu = sys.modules["torch"].cuda.get_device_properties() if device == "cuda" else None
         return {
             "build_s": time.perf_counter() - begin,
             "recipe": self.step.recipe.to_dict() if hasattr(self.step.recipe, "to_dict") else recipe,
             "settings": self.threads.released(self.step.settings) | read_spinning(),
-            "gpu_uuid": self.gpu_uuid(),
+            "gpu_uuid": gpu and (str(getattr(gpu, "uuid", "")) or None),
         }
 
     def refuse_foreign(self) -> None:
         """Raise `NoContract` if a measured package came from elsewhere. Some are imported only at their first use."""
         if found := find_foreign(self.code or ROOT):
             raise NoContract(found)
-
-    def gpu_uuid(self) -> str | None:
-        if self.device != "cuda":
-            return None
-        cuda = sys.modules["torch"].cuda
-        return str(getattr(cuda.get_device_properties(cuda.current_device()), "uuid", "")) or None
 
     def do_prepare(self) -> Plain:
         """Prepare the step. The whole and the captures are timed here; the measured code reports other parts."""
@@ -136,19 +131,18 @@ class Rung:
             self.synchronize()
             whole = time.perf_counter() - begin
         self.refuse_foreign()
-        known = {key: said[key] for key in PARTS if isinstance(said.get(key), int | float)}
-        parts = {key: seconds for key, seconds in known.items() if 0 <= seconds <= whole}
+        said = {key: said[key] for key in PARTS if isinstance(said.get(key), int | float)}
+        parts = {key: seconds for key, seconds in said.items() if 0 <= seconds <= whole}
         return parts | {"prepare_s": whole, "capture_s": sum(captured)} | self.memory()
 
     def do_visit(self, cycles: int, settle_s: float, settle_cycles: int, main: bool) -> Plain:
         """Begin, run the lead-in, time so many cycles in a row, and finish: all of a process that is alone."""
         begin = time.perf_counter()
-        begun = self.do_begin()
+        self.do_begin()
         lead_in, settled = self.lead_in(settle_s, settle_cycles)
-        begun |= {"lead_in_cycles": lead_in, "settled": settled}
-        timed = [self.timed_cycle() for _ in range(cycles)]
-        found = self.sampled(timed) | begun | self.do_finish(main)
-        return found | {"visit_s": time.perf_counter() - begin}
+        reply = self.sampled([self.timed_cycle() for _ in range(cycles)]) | self.do_finish(main, lazy=main)
+        lead = {"lead_in_cycles": lead_in, "settled": settled}
+        return reply | lead | {"visit_s": time.perf_counter() - begin}
 
     def do_begin(self) -> Plain:
         """Make ready for the first visit, on all CPU threads."""
@@ -161,14 +155,15 @@ class Rung:
     def do_cycle(self) -> Plain:
         """Drain what idle loaders hold, then time one cycle: one visit of a generation."""
         self.refuse_profiled()
-        self.drain()
+        drain_loader(self.step)
+        self.synchronize()
         return self.sampled([self.timed_cycle()])
 
     def sampled(self, timed: list[tuple[float, float | None]]) -> Plain:
         events = [event for _, event in timed] if self.device == "cuda" else None
         return {"samples_s": [wall for wall, _ in timed], "event_s": events}
 
-    def do_finish(self, main: bool, lazy: bool | None = None) -> Plain:
+    def do_finish(self, main: bool, lazy: bool = False) -> Plain:
         """Do all that is not the step's time: a cycle without lazy phases, their costs (`lazy`), and checks.
 
         Raises `Invalid` for NaN, Inf, weights that stood still, or a timer that the measured code replaced.
@@ -176,7 +171,7 @@ class Rung:
         self.refuse_profiled()
         reply: Plain = {
             "main_s": self.timed_cycle(lazy=False)[0] if main else None,
-            "lazy_s": self.lazy_costs() if (main if lazy is None else lazy) else None,
+            "lazy_s": self.lazy_costs() if lazy else None,
             **self.memory(),
         }
         reply["alloc_retries"] = reply.get("alloc_retries", 0) - self.retries
@@ -187,11 +182,15 @@ class Rung:
         ):
             raise Invalid(broken)
         if self.device == "cuda":
-            reply["canary_s"] = self.canary(reply)
+            reply |= self.do_canary()
+            cuda = sys.modules["torch"].cuda  # the canary's memory is not the rung's
+            cuda.empty_cache()
+            cuda.reset_peak_memory_stats()
+            self.peaks = {key: reply[key] for key in ("peak_reserved_bytes", "peak_allocated_bytes")}
         return reply
 
     def do_canary(self) -> Plain:
-        """Run the canary kernel once more."""
+        """Return the seconds of a kernel that is the same in every process."""
         return {"canary_s": gpu_state.time_canary(sys.modules["torch"])}
 
     def do_profile(self, part: str, cycles: int = PROFILED, rest_s: float = 0.0) -> Plain:
@@ -240,20 +239,6 @@ class Rung:
         """Raise if a profiler ran in this process: what it leaves behind would be timed, too."""
         if self.profiled:
             raise RuntimeError("a process that was profiled is never timed again")
-
-    def drain(self) -> None:
-        """Empty what idle loaders hold ready: a timed cycle then goes at their pace."""
-        drain_loader(self.step)
-        self.synchronize()
-
-    def canary(self, peaks: Plain) -> float | None:
-        """Return the seconds of a kernel that is the same in every process. Its memory is not the rung's."""
-        torch = sys.modules["torch"]
-        seconds = gpu_state.time_canary(torch)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        self.peaks = {key: peaks[key] for key in ("peak_reserved_bytes", "peak_allocated_bytes")}
-        return seconds
 
     def lead_in(self, limit_s: float, limit_cycles: int) -> tuple[int, bool | None]:
         """Run until idle loaders are drained and, given time for it, the step time stands still.
@@ -309,7 +294,8 @@ class Rung:
             step.step()
         marks.append(self.mark())
         self.synchronize()
-        took = [self.between(a, b) for a, b in itertools.pairwise(marks)]
+        pairs = itertools.pairwise(marks)
+        took = [a.elapsed_time(b) / 1000 if self.device == "cuda" else b - a for a, b in pairs]
         self.channel.send({"progress": "cycle", "seconds": sum(took[1:])})
         return derive_added(kinds[1:], took[1:])
 
@@ -321,14 +307,8 @@ class Rung:
         event.record()
         return event
 
-    def between(self, begin: Any, end: Any) -> float:
-        return end - begin if self.device != "cuda" else begin.elapsed_time(end) / 1000
-
     def do_trace(self) -> Plain:
-        """See the prepared step as it is timed, for `do_receipts`; the GPU does nothing else until it says "ran".
-
-        The step trains on, so all that needs it unchanged comes before.
-        """
+        """See the prepared step as it is timed, and train on. Nothing else uses the GPU until this says "ran"."""
         from ladder.receipts import evidence
 
         self.threads.release()
@@ -352,7 +332,7 @@ class Rung:
 
     def do_examine(self, variant: list[str]) -> Any:
         """Show that an entry of a study is in force, or what its model costs."""
-        return study_of(variant).examine(self.step, variant[1])
+        return importlib.import_module(f"ladder.studies.{variant[0]}").examine(self.step, variant[1])
 
     def do_parity(self) -> Plain:
         """Compare the prepared step with the FP64 reference, and leave it as it is timed: gradients no longer kept."""
@@ -404,7 +384,13 @@ class Rung:
         memory: Plain = {"peak_rss_bytes": peak_rss()}
         torch = sys.modules.get("torch")
         if self.device == "cuda" and torch is not None and torch.cuda.is_initialized():
-            memory |= gpu_memory(torch)
+            free, total = torch.cuda.mem_get_info()
+            memory |= {
+                "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+                "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+                "device_used_bytes": total - free,  # CUDA graphs' pools hide from the allocator's peaks
+                "alloc_retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
+            }
             memory |= {key: max(peak, memory[key]) for key, peak in self.peaks.items()}
         return memory
 
@@ -485,17 +471,6 @@ def limit_memory(torch: Any, limit: int) -> None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit / has))
 
 
-def gpu_memory(torch: Any) -> dict[str, int]:
-    """Return the allocator's peaks and retries in this process, and what its GPU holds now; bytes."""
-    free, total = torch.cuda.mem_get_info()
-    return {
-        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
-        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
-        "device_used_bytes": total - free,  # CUDA graphs' pools hide from the allocator's peaks
-        "alloc_retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
-    }
-
-
 def weights_of(step: Any) -> dict[str, list[float]]:
     """Return the length of every weight by network, by which one sees whether they moved. A copy would take memory."""
     torch, lengths = sys.modules.get("torch"), {}
@@ -537,18 +512,12 @@ def derive_added(kinds: list[tuple[str, ...]], seconds: list[float]) -> dict[str
 
 def is_settled(times: list[float]) -> bool:
     """Return whether the medians of the last two windows (halves of `times`) differ by less than max(0.5%, 2 MAD)."""
-    size = len(times) // 2
-    if size == 0:
+    if (size := len(times) // 2) == 0:
         return False
     windows = times[-2 * size : -size], times[-size:]
     medians = [statistics.median(window) for window in windows]
     spread = statistics.median(abs(t - m) for window, m in zip(windows, medians, strict=True) for t in window)
     return abs(medians[0] - medians[1]) < max(0.005 * medians[0], 2 * spread)
-
-
-def study_of(variant: list[str]) -> Any:
-    """Return the module of the study that an entry, [study, name], belongs to (`ladder.plan.variants`)."""
-    return importlib.import_module(f"ladder.studies.{variant[0]}")
 
 
 def find_foreign(code: Path) -> str | None:

@@ -37,11 +37,9 @@ class Visits:
             self.quiet_percent = self.watch.quiet()
 
     def build(self, worker: Worker, **fields: Any) -> Plain:
-        """Build a step in a worker, with those of the options that are given, and return the reply.
+        """Build a step in a worker, without options that are None, and return the reply.
 
-        Raises:
-            WorkerFailure: it cannot be built.
-            UserError: the worker is on another GPU than the watched one.
+        Raises `UserError` if the worker is on another GPU than the watched one.
         """
         reply = worker.call("build", **{key: value for key, value in fields.items() if value is not None})
         if problem := self.check_gpu(reply.get("gpu_uuid")):
@@ -63,13 +61,8 @@ class Visits:
     def cycle(self, worker: Worker, alive: set[int], earlier: Sequence[Plain], rejected: list[str]) -> Plain:
         """Return one timed cycle's reply, with `gpu`, the GPU's state, and the share of the CPU that others took.
 
-        Args:
-            alive: all workers of ours that hold a context.
-            earlier: the states of the rung's accepted visits.
-            rejected: gets the reasons of void visits. A process has three repeats in all.
-
-        Raises:
-            WorkerFailure: the worker failed. Status "invalid" means that too many visits were void.
+        `alive` are all workers of ours that hold a context, `earlier` the states of the rung's accepted visits.
+        `rejected` gets the reasons of void visits; a process has three repeats in all, then it is "invalid".
         """
         while True:
             with self.watched(alive) as state:
@@ -84,14 +77,9 @@ class Visits:
     def finish(
         self, worker: Worker, canaries: Sequence[float], rejected: list[str], *, main: bool, lazy: bool
     ) -> Plain:
-        """Return the worker's reply to "finish".
+        """Return the worker's reply to "finish"; `canaries` are the accepted canary times of the run.
 
-        Args:
-            canaries: the accepted canary times of the run. A canary beside them is repeated three times.
-            main, lazy: what is measured beside the step's time.
-
-        Raises:
-            WorkerFailure: the worker failed, the canary stays slow, or memory was too tight ("invalid").
+        Raises `WorkerFailure`, "invalid", if the canary stays beside them for three repeats, or memory was too tight.
         """
         seen = worker.call("finish", main=main, lazy=lazy)
         if reason := void_memory(seen.get("alloc_retries")):

@@ -65,10 +65,7 @@ def test_profiled_cycles_that_do_not_count_are_recorded_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU at its power limit may be slower for a while: the second recording stands, whatever it says."""
-    said = {
-        "a": [profiled(kernels=(9.0, 8.0)), profiled(0.02)],
-        "b": [profiled(kernels=(9.0, 8.0))] * 2,
-    }
+    said = {"a": [profiled(kernels=(9.0, 8.0)), profiled(0.02)], "b": [profiled(kernels=(9.0, 8.0))] * 2}
     left: dict[tuple[int, str], list[Any]] = {}
 
     def record(worker: Worker, part: str, **_: Any) -> dict[str, Any]:

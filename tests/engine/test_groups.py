@@ -71,7 +71,7 @@ def end_at_random(group: Group, rank: int, number: signal.Signals, after_s: floa
 
 
 def test_a_group_times_its_slowest_rank_profiles_and_finishes(group):
-    assert 0 < group.cycle() < 60 and group.heartbeats == [1, 1]
+    assert 0 < group.cycle() < 60
     finished = group.call("finish", main=False, lazy=False)
     assert len(finished) == 2 and all(each["peak_rss_bytes"] > 0 for each in finished)
     group.call("profile", part="load")

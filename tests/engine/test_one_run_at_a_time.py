@@ -37,10 +37,7 @@ def measured(*_, **__):
 
 @pytest.mark.parametrize(
     ("arguments", "module", "name"),
-    [
-        (["kernels", "--op", "bias_act"], KernelStudy, "observe"),
-        (["precision"], PrecisionStudy, "observe"),
-    ],
+    [(["kernels", "--op", "bias_act"], KernelStudy, "observe"), (["precision"], PrecisionStudy, "observe")],
 )
 def test_a_second_run_into_one_folder_is_refused(arguments, module, name, tmp_path, monkeypatch):
     monkeypatch.setattr(module, name, measured)
