@@ -6,6 +6,7 @@ calls of the networks. The cases do not know how they are timed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -42,37 +43,26 @@ FLOAT = (("fp32", "channels_last"),)  # of weights and styles, which are float32
 
 @dataclass(frozen=True)
 class Op:
-    """One op as one kind of layer calls it.
+    """One op as one kind of layer calls it. Inputs but activations are float32, as parameters and styles are."""
 
-    Args:
-        function: of `kernels`, or "cuda.NAME" of `kernels.cuda`; plain PyTorch is `<function>_reference`, which takes
-            the same arguments.
-        inputs: argument -> its shape in letters of `sizes` ("N1HW", "NC", "" for a scalar). The first shape names the
-            case.
-        sizes: a workload's sizes, layer by layer; repetitions do no harm.
-        moved: bytes that must cross memory, given the inputs and whether it is the backward pass.
-        activations: inputs in the precision of the setting; all others are float32, as parameters and styles are.
-        data: inputs without a gradient.
-        penalty: inputs whose gradient R1 or path length differentiates again; empty: no double backward.
-        options: arguments that are no tensors.
-        settings: (dtype, memory format) pairs to time; the first is the ladder's top.
-        call: adapts the tensors by name to the function's arguments, where they differ.
-        positive: inputs whose numbers are at least a half, as a root or a division needs.
-        needs: capabilities of `ladder.machine.system` besides CUDA and Triton.
-    """
-
-    function: str
-    inputs: dict[str, str]
-    sizes: Callable[[Workload], Sequence[Sizes]]
-    moved: Moved
-    activations: tuple[str, ...] = ("x",)
-    data: tuple[str, ...] = ()
-    penalty: tuple[str, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict)
-    settings: Settings = SETTINGS
-    call: Callable[..., Any] | None = None
-    positive: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
+    function: (
+        str  # of `kernels`, or "cuda.NAME"; plain PyTorch is `<function>_reference` of the same arguments
+    )
+    inputs: dict[
+        str, str
+    ]  # argument -> its shape in letters of `sizes` ("N1HW", "" a scalar); the first names the case
+    sizes: Callable[[Workload], Sequence[Sizes]]  # a workload's sizes, layer by layer; repetitions do no harm
+    moved: Moved  # bytes that must cross memory, given the inputs and whether it is the backward pass
+    activations: tuple[str, ...] = ("x",)  # inputs in the precision of the setting
+    data: tuple[str, ...] = ()  # inputs without a gradient
+    penalty: tuple[
+        str, ...
+    ] = ()  # inputs whose gradient R1 or path length differentiates again; (): no double backward
+    options: dict[str, Any] = field(default_factory=dict)  # arguments that are no tensors
+    settings: Settings = SETTINGS  # (dtype, memory format) pairs to time; the first is the ladder's top
+    call: Callable[..., Any] | None = None  # adapts the tensors by name to the function's arguments
+    positive: tuple[str, ...] = ()  # inputs whose numbers are at least a half, as a root or a division needs
+    needs: tuple[str, ...] = ()  # capabilities of `ladder.machine.system` besides CUDA and Triton
 
 
 # --- the sizes at which the networks call ops: one for each layer -----------------------------------------------------
@@ -178,30 +168,10 @@ def pick_group(t: Tensors, name: str) -> list[Tensor]:
     return [t[f"{name}{k}"] for k in range(LAYERS)]
 
 
-def call_demodulate(function: Callable[..., Any], **t: Tensor) -> Any:
-    return function(pick_group(t, "energy"), pick_group(t, "style"))
-
-
-def call_fork(function: Callable[..., Any], **t: Tensor) -> list[Tensor]:
-    return [*itertools.chain(*function(pick_group(t, "energy"), pick_group(t, "style")))]
-
-
-def call_dense(function: Callable[..., Any], x: Tensor, **t: Tensor) -> Any:
-    return function(x, pick_group(t, "weight"), pick_group(t, "bias"), tuple(range(LAYERS)))
-
-
 def call_iteration(function: Callable[..., Any], **t: Tensor) -> list[Tensor]:
     us, vs = pick_group(t, "u"), pick_group(t, "v")
     function(pick_group(t, "weight"), us, vs)
     return [*us, *vs]
-
-
-def call_by_plane(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return function(x.flatten(2).flatten(0, 1))
-
-
-def call_spectral(function: Callable[..., Any], weight: Any, u: Any, v: Any, **options: Any) -> Any:
-    return function([weight], [u], [v], **options)[0]
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -241,7 +211,7 @@ INSTANCE_NORM = Op(
 DEMODULATION = Op(
     "demodulate_group", name_group("energy", "OI") | name_group("style", "NI"), list_weights, count_demodulation,
     activations=(), penalty=(*name_group("style"),), positive=(*name_group("energy"),), settings=FLOAT,
-    call=call_demodulate)
+    call=lambda f, **t: f(pick_group(t, "energy"), pick_group(t, "style")))
 OPS: dict[str, Op] = {
     "bias_act noise scale": Op(
         "bias_act", BIASED | NOISY, list_synthesis, count_bytes("x", "noise"), data=("noise",), penalty=("x", "scale")),
@@ -308,11 +278,13 @@ OPS: dict[str, Op] = {
         lambda w: [{"O": w.fmaps(r // 2), "I": w.fmaps(r), "K": 9 * w.fmaps(r), "R": r} for r in w.resolutions[1:]],
         lambda op, t, backward: op.bytes_moved(
             [t["weight"]], [t["weight"].detach().to(torch.bfloat16)], backward=backward),
-        activations=(), data=("u", "v"), options={"dtype": torch.bfloat16}, settings=FLOAT, call=call_spectral),
+        activations=(), data=("u", "v"), options={"dtype": torch.bfloat16}, settings=FLOAT,
+        call=lambda f, weight, u, v, **options: f([weight], [u], [v], **options)[0]),
     # Groups of layers.
     "demodulate_group": DEMODULATION,
     "demodulate_group_fork": replace(  # backward: and the styles' other gradients
-        DEMODULATION, function="demodulate_group_fork", call=call_fork,
+        DEMODULATION, function="demodulate_group_fork",
+        call=lambda f, **t: [*itertools.chain(*f(pick_group(t, "energy"), pick_group(t, "style")))],
         moved=lambda op, t, backward: count_demodulation(op, t, backward) + backward * count_group(t, "style")),
     "weight_energies": Op(  # weights and a ninth of them; backward: both, and the weights' gradients
         "weight_energies", name_group("weight", "OI33"), list_weights,
@@ -321,14 +293,16 @@ OPS: dict[str, Op] = {
     "dense_group": Op(  # the styles of the convolutions of each width, computed from latents
         "dense_group", {"x": f"N{LAYERS}I"} | name_group("weight", "OI") | name_group("bias", "O"),
         lambda w: [{"N": w.batch, "O": w.fmaps(r), "I": w.w_dim, "R": r} for r in w.resolutions], count_dense,
-        activations=(), penalty=("x",), settings=FLOAT, call=call_dense),
+        activations=(), penalty=("x",), settings=FLOAT,
+        call=lambda f, x, **t: f(x, pick_group(t, "weight"), pick_group(t, "bias"), tuple(range(LAYERS)))),
     # Of the discriminator's convolutions that keep their channels: weights, and u and v twice, as the second read of a
     # weight comes from the cache.
     "power_iteration": Op(
         "power_iteration", name_group("weight", "OI33") | name_group("u", "O") | name_group("v", "K"),
         lambda w: [{"O": w.fmaps(r), "I": w.fmaps(r), "K": 9 * w.fmaps(r), "R": r} for r in w.resolutions],
         lambda op, t, backward: count_group(t, "weight") + 2 * count_group(t, "u", "v"), activations=(),
-        data=(*name_group("weight"), *name_group("u"), *name_group("v")), settings=FLOAT, call=call_iteration),
+        data=(*name_group("weight"), *name_group("u"), *name_group("v")), settings=FLOAT,
+        call=call_iteration),
     "conv_transpose2d": Op(  # into the two highest resolutions: half as many pixels a side, more channels
         "conv_transpose2d", X | {"weight": "CO33"},
         lambda w: [size_map(w, r // 2) | {"O": w.fmaps(r), "R": r} for r in w.resolutions[1:][-2:]], count_up,
@@ -346,19 +320,12 @@ OPS: dict[str, Op] = {
     "cuda coalesced_act": make_pair("coalesced_act"),
     "cuda divergent": make_pair("divergent", options={"steps": 64}),
     "cuda predicated": make_pair("predicated", options={"steps": 64}),
-    "cuda shared_sum": make_pair("shared_sum", passes=1, call=call_by_plane),
-    "cuda shuffle_sum": make_pair("shuffle_sum", passes=1, call=call_by_plane),
+    "cuda shared_sum": make_pair("shared_sum", passes=1, call=lambda f, x: f(x.flatten(2).flatten(0, 1))),
+    "cuda shuffle_sum": make_pair("shuffle_sum", passes=1, call=lambda f, x: f(x.flatten(2).flatten(0, 1))),
     "cuda scalar_copy": make_pair("scalar_copy", "bf16"),
     "cuda vector_copy": make_pair("vector_copy", "bf16"),
 }
 # fmt: on
-
-
-# --- a case -----------------------------------------------------------------------------------------------------------
-
-
-class _Answer(Exception):
-    """A signal that carries a call's key out of it, so that the op does not run."""
 
 
 @dataclass(frozen=True)
@@ -443,15 +410,15 @@ class Case:
             where = load_function(self.entry.function).where
         except AttributeError:  # no alternative, or an old commit's `kernels`
             return None
+        keys: list[Any] = []
 
-        def answer(*args: Any, **kwargs: Any) -> None:
-            raise _Answer(where(*args, **kwargs))
+        def note(*args: Any, **kwargs: Any) -> None:
+            keys.append(where(*args, **kwargs))
+            raise LookupError("the op does not run")
 
-        try:
-            self.adapt(answer)(**tensors)
-        except _Answer as key:
-            return self.entry.function, key.args[0]
-        return None
+        with contextlib.suppress(LookupError):
+            self.adapt(note)(**tensors)
+        return self.entry.function, keys[0]
 
     def reference(self) -> Callable[..., Any]:
         """Return the op in plain PyTorch, exactly as `kernels` has it. It is the compiled contender."""
@@ -507,18 +474,14 @@ def load_function(name: str) -> Any:
 
 
 def list_cases(
-    workloads: dict[str, Workload],
-    *,
-    ops: Sequence[str] | None = None,
-    quick: bool = False,
-    smallest: int = SMALLEST,
+    workloads: dict[str, Workload], *, ops: Sequence[str] = (), quick: bool = False, smallest: int = SMALLEST
 ) -> list[Case]:
     """Return every distinct case of these workloads: the ladder's top first, then by descending work.
 
     Settings beyond the first are timed at the smallest batch only: they are there to compare with.
 
     Args:
-        ops: names of `OPS`, or of functions of `kernels`; None: all.
+        ops: names of `OPS`, or of functions of `kernels`; empty: all.
         quick: two resolutions (the largest, and a quarter of it), the first setting only.
     """
     users: dict[tuple[Any, ...], dict[str, None]] = {}  # of a case, the workloads
@@ -527,7 +490,7 @@ def list_cases(
         top = workload.resolution
         timed = {top, top // 4} if quick else {r for r in workload.resolutions if r >= min(smallest, top)}
         for op, entry in OPS.items():
-            if ops is not None and op not in ops and entry.function not in ops:
+            if ops and op not in ops and entry.function not in ops:
                 continue
             letters = set("".join(entry.inputs.values())) & set(ORDER)  # a weight is one at every resolution
             for setting in entry.settings[: 1 if quick or workload.batch > least else None]:
@@ -535,9 +498,7 @@ def list_cases(
                     if sizes["R"] in timed:
                         size = tuple((k, sizes[k]) for k in ORDER if k in letters)
                         users.setdefault((op, size, *setting), {})[name] = None
-    cases = [
-        Case(op, size, dtype, layout, tuple(names)) for (op, size, dtype, layout), names in users.items()
-    ]
+    cases = [Case(*key, workloads=tuple(names)) for key, names in users.items()]  # type: ignore[misc]
     return sorted(cases, key=lambda case: (case.setting, -math.prod(case.shape)))
 
 

@@ -20,7 +20,6 @@ from ladder.core.options import Seed, declare_option
 from ladder.core.records import Record, size_between
 from ladder.core.text import NO_TIME
 from ladder.stats import answers, estimates
-from ladder.stats.answers import Quantity
 from ladder.studies import frame
 from ladder.studies.frame import StudyFile
 
@@ -197,15 +196,6 @@ class Row(Measured, kw_only=True):
         return sorted(self.against, key=lambda name: self.us["cold"][name].median)
 
 
-class Sat(Record):
-    """One sitting of a run: when it began, how long it took, and how many cases it measured."""
-
-    started: str
-    seconds: float
-    minutes: float
-    cases: int
-
-
 def derive_rows(file: File) -> list[Row]:
     """Return a row for each direction of the cases that were observed; one without a number says why."""
     measured: list[tuple[str, Measured]] = []
@@ -214,17 +204,22 @@ def derive_rows(file: File) -> list[Row]:
         reasons: Any = dict.fromkeys(CONTENDERS, observed.reason or NOT_MEASURED)
         missing = [Measured(direction=each, reasons=reasons) for each in file.cases[key].directions]
         measured += [(key, row) for row in observed.rows or missing]
-    quantities = [make_quantity(row.samples_us.cold) for _, row in measured]
+    quantities = []  # the copy is no contender
+    for _, row in measured:
+        cold: Any = row.samples_us.cold
+        names = [name for name in ("ours", "twin", *ALTERNATIVES) if name in cold]
+        logs = {name: dict(enumerate(map(math.log, cold[name]))) for name in names}
+        kinds = dict.fromkeys(names, KIND)
+        quantities.append(answers.make_quantity(logs, kinds, [("ours", "twin")], is_gpu=True))
     pairs = [[(name, "ours") for name in ALTERNATIVES if of.paired(name, "ours")] for of in quantities]
     count = sum(map(len, pairs))
     questions = [of.questions(each, count) for of, each in zip(quantities, pairs, strict=True)]
     answered = iter(answers.answer_questions([question for each in questions for question in each]))
-    began = [each.started for each in list_sittings(file)]
+    began = [each["started"] for each in list_sittings(file)]
     rows = []
     for (key, row), of, of_row in zip(measured, quantities, pairs, strict=True):
         case, sitting = file.cases[key], file.observed[key].sitting
-        cold: Any = row.samples_us.cold
-        against = {}
+        cold, against = row.samples_us.cold, {}
         for (name, _), answer in zip(of_row, answered, strict=False):
             factor = math.exp(statistics.fmean(of.paired(name, "ours").values()))
             interval = answer.interval and (math.exp(answer.interval[0]), math.exp(answer.interval[1]))
@@ -243,16 +238,6 @@ def derive_rows(file: File) -> list[Row]:
         )  # fmt: skip
         rows.append(msgspec.structs.replace(derived, verdict=judge_row(derived)))
     return rows
-
-
-def make_quantity(cold: Mapping[Any, Sequence[float]]) -> Quantity:
-    """Return the times of a row by contender and repeat. The copy is no contender."""
-    logs = {
-        name: dict(enumerate(map(math.log, cold[name])))
-        for name in ("ours", "twin", *ALTERNATIVES)
-        if name in cold
-    }
-    return answers.make_quantity(logs, dict.fromkeys(logs, KIND), [("ours", "twin")], is_gpu=True)
 
 
 def judge_row(row: Row) -> str:
@@ -281,15 +266,20 @@ def summarize_all(samples: Mapping[Any, Sequence[float]]) -> dict[str, Summary]:
     return {name: summarize(values) for name, values in samples.items() if name != "twin"}
 
 
-def list_sittings(file: File) -> list[Sat]:
-    """Return the sittings in order, each with the cases that it measured."""
-    sittings: dict[str, Sat] = {}
+def list_sittings(file: File) -> list[Any]:
+    """Return the sittings in order: when each began, how long it took, and how many cases it measured."""
+    sittings: dict[str, list[Observed]] = {}
     for observed in file.observed.values():
-        if (now := observed.sitting) is not None:
-            before = sittings.get(now.started, Sat(now.started, 0.0, now.minutes, 0))
-            cases = before.cases + (observed.status != "skipped")
-            sittings[now.started] = Sat(now.started, max(before.seconds, now.seconds), now.minutes, cases)
-    return [sittings[started] for started in sorted(sittings)]
+        if observed.sitting is not None:
+            sittings.setdefault(observed.sitting.started, []).append(observed)
+    return [
+        {
+            "started": started, "minutes": each[-1].sitting.minutes,
+            "seconds": max(one.sitting.seconds for one in each),
+            "cases": sum(one.status != "skipped" for one in each),
+        }
+        for started, each in sorted(sittings.items())
+    ]  # fmt: skip
 
 
 def describe_lack(rows: Sequence[Row]) -> str:

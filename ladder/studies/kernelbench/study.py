@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import os
 import re
+import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -99,7 +100,7 @@ ladder kernels --json > kernels.json
             most = benches.FEWEST_REPEATS if quick else benches.MOST_REPEATS
             try:
                 sitting.ahead(index)
-                now = time.monotonic()
+                now = time.monotonic()  # equal shares of the time that is left
                 end = now + max(0.0, sitting.end - now) / (len(sitting.cases) - index)
                 rows = sitting.bench.measure_case(sitting.cases[key], least, most, end)
             except Exception as error:  # the device is lost, so later cases fail too
@@ -115,27 +116,18 @@ ladder kernels --json > kernels.json
         )  # fmt: skip
 
     def describe(self, observation: Observed) -> str:
-        lines = []
-        for row in observation.rows:
-            times = record.summarize_all(row.samples_us.cold).items()
-            lines.append(
-                f"{row.direction} {', '.join(f'{name} {us.median:.1f}' for name, us in times) or 'n/a'}"
-            )
-        return "; ".join(lines)
+        ours = [(row.direction, row.samples_us.cold.get("ours")) for row in observation.rows]
+        return "; ".join(f"{way} {statistics.median(us):.1f} us" for way, us in ours if us)
 
     def derive(self, file: File) -> Any:
         options, setup = file.options, file.setup or {}
-        protocol = {
+        rows, protocol = record.derive_rows(file), {
             "quick": options.quick, "smoke": file.machine.device == "cpu", "seed": options.seed,
             "workloads": list_workloads(file), "ops": options.op, "notes": frame.list_cautions(self, file),
             "minutes": options.minutes, "first": options.first,
             **{name: setup.get(name) for name in ("l2_bytes", "evict", "graph_ms", "compile")},
         }  # fmt: skip
-        return {
-            "protocol": protocol,
-            "sittings": record.list_sittings(file),
-            "rows": record.derive_rows(file),
-        }
+        return {"protocol": protocol, "sittings": record.list_sittings(file), "rows": rows}
 
     def list_problems(self, file: File) -> Iterable[str]:
         for key, observed in file.observed.items():
@@ -155,11 +147,8 @@ ladder kernels --json > kernels.json
         return [file.machine.name, *file.options.op, *unusual, *marks]
 
     def summarize(self, file: File) -> list[str]:
-        machine = file.machine
-        return [
-            f"Kernels on {machine.gpu or machine.cpu}, PyTorch {machine.torch}, Triton {machine.triton}",
-            f"{frame.describe_software(file)} {file.started}.",
-        ]
+        title = f"Kernels on {file.machine.gpu or file.machine.cpu}, Triton {file.machine.triton}"
+        return [title, f"{frame.describe_software(file)} {file.started}."]
 
     def list_tables(self, file: File) -> Iterable[Table]:
         yield make_table(file, record.derive_rows(file))
@@ -209,7 +198,7 @@ def make_request(job: Job, file: File | None = None) -> tuple[list[registry.Case
     if unknown := [op for op in options.op if op not in ops]:
         raise UserError(f"no op is called {unknown[0]!r}{suggestion(unknown[0], sorted(ops), 'known')}")
     is_quick = options.quick or job.device == "cpu"
-    cases = registry.list_cases(workloads, ops=options.op or None, quick=is_quick)
+    cases = registry.list_cases(workloads, ops=options.op, quick=is_quick)
     lacking = {need: here[need] for case in cases for need in case.entry.needs if here[need] is not None}
     reasons = sorted(set(map(str, lacking.values())))
     cases = [case for case in cases if not lacking.keys() & set(case.entry.needs)]
@@ -281,10 +270,8 @@ def make_table(file: File, rows: Sequence[Row]) -> Table:
         )
         share = row.share.get("ours")
         between = "{:.0%}-{:.0%}".format(*share.interval) if share and share.interval else None
-        verdict = words.word(
-            words.Seen(row.verdict, below=row.against[row.quickest[0]].below if row.against else None)
-        )
-        verdict += "; plain PyTorch taken" if row.taken else ""
+        below = row.against[row.quickest[0]].below if row.against else None
+        verdict = words.word(words.Seen(row.verdict, below=below)) + "; plain PyTorch taken" * bool(row.taken)
         shape = "x".join(map(str, row.shape)) + (f" batch {row.batch}" if row.shape[0] != row.batch else "")
         case = [row.op, shape, f"{row.dtype} {row.layout}", row.direction]
         cells.append([*case, *cold, share.median if share else None, between, *hot[:-1], verdict])

@@ -13,7 +13,6 @@ import kernels
 import kernels.cuda
 from ladder.core.errors import Missing, UserError
 from ladder.machine import system
-from ladder.plan import catalog
 from ladder.studies.kernelbench import cases as kernelcases
 from ladder.studies.kernelbench import record, study
 from ladder.studies.kernelbench.cases import DTYPES, OPS, Case
@@ -134,13 +133,10 @@ def test_no_layer_of_the_networks_is_left_out():
             assert first[1] != workload.fmaps(first[2]) or first[1] == 3, (function, first)
 
 
-def test_weights_of_the_power_iteration_are_the_discriminator_s():
+def test_weights_and_skips_are_the_discriminator_s():
     D = Discriminator(Workload.from_dict(SMALL), Recipe.from_dict(GROUPED))
     shapes = {tuple(p.shape) for p in D.parameters()}
     assert {case.shape for case in list_small("demod", ops=["power_iteration"])} <= shapes
-
-
-def test_every_skip_of_the_discriminator_is_a_case():
     calls = {
         tuple(shape for shape, _ in shapes.values())
         for recipe, function, shapes, _ in list_calls("demod")
@@ -166,23 +162,17 @@ def make_small(op):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_the_op_agrees_with_plain_pytorch_in_every_direction(op, monkeypatch):
-    case = make_small(op)
-    monkeypatch.setattr(kernelcases, "build_cuda", lambda: None)
-    if op in CUDA and op != "cuda instance_norm_act":  # for which Triton stands in
-        if shutil.which("g++") is None or torch.cuda.is_available():
-            pytest.skip("needs g++, and a machine without a GPU")
-        with cuda_on_cpu.emulated(monkeypatch):
-            assert_agrees(case, case.directions)
-        return
-    assert_agrees(case, case.directions)
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_a_name_says_all_of_the_sizes(op):
+def test_the_op_agrees_with_plain_pytorch_in_every_direction_and_its_name_gives_all_sizes(op, monkeypatch):
     case = make_small(op)
     same = kernelcases.parse_case(case.name)
     assert (same.op, dict(same.sizes), same.dtype, same.layout) == (op, dict(case.sizes), "fp32", case.layout)
+    monkeypatch.setattr(kernelcases, "build_cuda", lambda: None)
+    if op not in CUDA or op == "cuda instance_norm_act":  # for which Triton stands in
+        return assert_agrees(case, case.directions)
+    if shutil.which("g++") is None or torch.cuda.is_available():
+        pytest.skip("needs g++, and a machine without a GPU")
+    with cuda_on_cpu.emulated(monkeypatch):
+        assert_agrees(case, case.directions)
 
 
 def test_cuda_c_that_is_not_there_is_no_triton(monkeypatch):
@@ -232,7 +222,7 @@ def test_bytes_are_those_of_what_is_read_and_written(op, forward, backward):
     assert backward is None or case.bytes(tensors, "backward") == 4 * backward
 
 
-def test_cases_are_named_ordered_and_chosen():
+def test_cases_of_the_usual_workloads_are_named_ordered_and_chosen():
     cases, quick = made_up_kernels.cases(), made_up_kernels.cases(quick=True)
     names = [case.name for case in cases]
     assert len(set(names)) == len(names) and all(len(name) <= 96 for name in names)
@@ -242,11 +232,11 @@ def test_cases_are_named_ordered_and_chosen():
         "instance_norm_act 8x128x128x128 fp32 NCHW",
         "demodulate 512x512x3x3 batch 32 fp32 channels_last",
     } <= {*names}
+    assert {case.op for case in cases} == set(OPS)
+    assert {name for case in cases for name in case.workloads} == set(study.USUAL)
     assert [c.setting for c in cases] == sorted(c.setting for c in cases)  # the ladder's top comes first
-    assert {c.setting for c in quick} == {0} and {c.shape[2] for c in quick if c.op == "modulate"} == {
-        64,
-        256,
-    }
+    assert {c.setting for c in quick} == {0}
+    assert {c.shape[2] for c in quick if c.op == "modulate"} == {64, 256}
     assert {c.op for c in list_small("demod", ops=["bias_act"])} == {"bias_act", "bias_act noise scale"}
     pairs = [c for c in list_small("demod", quick=True) if c.op in CUDA]
     assert {c.directions for c in pairs} == {("forward",)} and {c.shape[-1] for c in pairs} == {16}
@@ -309,10 +299,3 @@ def test_cuda_c_is_left_out_where_it_cannot_be_built(monkeypatch):
     here = system.list_capabilities("cpu") | {"nvcc": None}
     monkeypatch.setattr(system, "list_capabilities", lambda device: here)
     assert {case.op for case in plan(*ops[:1])[0]} == {"cuda instance_norm_act"}
-
-
-def test_the_usual_workloads_have_every_op_but_none_twice():
-    cases = made_up_kernels.cases()
-    assert {case.op for case in cases} == set(OPS)
-    assert {name for case in cases for name in case.workloads} == set(study.USUAL)
-    assert all(catalog.load_workload(name) for name in study.USUAL)

@@ -1,8 +1,14 @@
 """The calls of `make sanitize` launch every kernel, and it says in a line where it cannot run."""
 
 import pytest
+import torch
 
+from kernels import cuda
+from kernels.cuda import calls
+from ladder.receipts.watch import count_launches
+from tests.kernels.test_kernels_compile import jit_kernels
 from tests.support import programs, sanitize, small_calls
+from tests.support.cuda_on_cpu import emulated
 from tests.support.small_calls import NAMES
 
 
@@ -31,10 +37,6 @@ def small(monkeypatch):
 
 def test_the_calls_launch_every_kernel(small):
     """In the interpreter, on one shape: which kernels run does not depend on it."""
-    import torch
-
-    from tests.kernels.test_kernels_compile import jit_kernels
-
     device = "cuda" if torch.cuda.is_available() else "cpu"
     seen = set(sanitize.launch(device, NAMES, [((2, 5, 3, 7), "contiguous_format", "float32")]))
     assert seen == jit_kernels() if device == "cpu" else seen >= jit_kernels()
@@ -42,29 +44,19 @@ def test_the_calls_launch_every_kernel(small):
 
 def test_the_names_are_those_of_all_calls(monkeypatch):
     """A request for calls by name leaves none out."""
-
-    from kernels import cuda
-
     monkeypatch.setattr(cuda, "available", lambda: None)
-    found = set()
+    every = set()
     for setting in sanitize.SETTINGS:
         x = sanitize.make_tensor("cpu", *setting)
-        each = [call.name for call in small_calls.calls(x)]
-        assert len(each) == len(set(each))
-        found |= set(each)
-    found |= {call.name for call in small_calls.cuda_calls(x)}
-    assert found == set(NAMES) and len(set(NAMES)) == len(NAMES)
+        names = [call.name for call in small_calls.calls(x)]
+        assert len(names) == len(set(names))
+        every.update(names)
+    every.update(call.name for call in small_calls.cuda_calls(x))
+    assert every == set(NAMES) and len(set(NAMES)) == len(NAMES)
 
 
 def test_every_kernel_in_cuda_is_launched(monkeypatch):
     """Every exported function but those that answer questions, in the emulation on a CPU."""
-    import torch
-
-    from kernels import cuda
-    from kernels.cuda import calls
-    from ladder.receipts.watch import count_launches
-    from tests.support.cuda_on_cpu import emulated
-
     monkeypatch.setattr(cuda, "available", lambda: None)
     with emulated(monkeypatch), count_launches() as seen:
         for layout in (torch.contiguous_format, torch.channels_last):
