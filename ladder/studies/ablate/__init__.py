@@ -47,7 +47,7 @@ from ladder.studies.ablate.record import (
     is_beyond_noise,
     time_ms,
 )
-from ladder.studies.frame import Session, Study
+from ladder.studies.base import Session, Study
 
 if TYPE_CHECKING:
     from ladder.engine.looks import Onlooker

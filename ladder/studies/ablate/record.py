@@ -13,7 +13,7 @@ from ladder.results.file import Look
 from ladder.stats import estimates, shapley
 from ladder.stats.shapley import NOTHING, Subset, Weights
 from ladder.studies import frame
-from ladder.studies.frame import StudyFile
+from ladder.studies.base import StudyFile
 
 GPU, WALL = "gpu", "wall"
 PARITY, AGAIN = "parity of the whole ladder", " again, in a fresh process"  # a key, and the end of one

@@ -17,7 +17,7 @@ from ladder.results import run
 from ladder.results.file import KernelProfile, Round, Status
 from ladder.results.run import RunGpu
 from ladder.studies import frame
-from ladder.studies.frame import StudyFile
+from ladder.studies.base import StudyFile
 
 BASE, HEAD, TWIN = "base", "head", "twin"
 SIDES = (BASE, HEAD, TWIN)

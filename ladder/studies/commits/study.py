@@ -29,6 +29,7 @@ from ladder.results.run import RunGpu
 from ladder.show.table import Column, Table
 from ladder.stats import answers, rounds_budget
 from ladder.studies import frame
+from ladder.studies.base import Session, Study
 from ladder.studies.commits import checkouts, judging, known
 from ladder.studies.commits.judging import BROKEN, GPU, LEAST_ROUNDS, MOST_ROUNDS, WALL
 from ladder.studies.commits.record import (
@@ -48,7 +49,6 @@ from ladder.studies.commits.record import (
     Options,
     Visit,
 )
-from ladder.studies.frame import Session, Study
 
 if TYPE_CHECKING:
     from ladder.engine.outcomes import Program, Visited

@@ -16,7 +16,7 @@ from ladder.results import store as results
 from ladder.show.table import Column, Table
 from ladder.show.themes import LIGHT
 from ladder.studies import frame
-from ladder.studies.frame import Session, Study
+from ladder.studies.base import Session, Study
 from ladder.studies.scale import record
 from ladder.studies.scale.record import STRONG, WAYS, WEAK, Case, File, Observed, Options
 

@@ -35,7 +35,7 @@ from ladder.machine import gpu_state, neighbours, system
 from ladder.results import record
 from ladder.results.derive import void_memory
 from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
-from ladder.studies.frame import Session
+from ladder.studies.base import Session
 from ladder.studies.scale.record import STAYS, WAYS, Case, Observed, Run, find_end
 
 LEAD_IN = 2  # cycles of a group that are not timed

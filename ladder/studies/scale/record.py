@@ -19,7 +19,7 @@ from ladder.results import store as results
 from ladder.results.file import Status
 from ladder.stats import estimates
 from ladder.studies import frame
-from ladder.studies.frame import StudyFile
+from ladder.studies.base import StudyFile
 
 WEAK, STRONG = "weak", "strong"
 FEWEST = results.FEWEST_ROUNDS  # generations of a point that is quoted
