@@ -512,10 +512,11 @@ def _draw_figure(figures: Figures, file: File) -> Any:
     for each, words in ((bars, title), (axes, "two rungs together, beyond each without the other")):
         each.set_title(words, loc="left", fontsize=10.5, fontweight="bold", color=LIGHT.ink)
     question = f"what each rung is worth {figures.place}"
-    under = (
-        f"{frame.describe_workload(file)}; {describe_clock(figures)}. Line in a bar: 95% interval. Diamond: in the"
-        f" ladder's order. Line under it: worst to best order. PyTorch {file.machine.torch}."
+    under = f"{frame.describe_workload(file)}; {describe_clock(figures)}. Line in a bar: 95% interval."
+    under += (
+        " Diamond: in the ladder's order. Line under it: worst to best order." if figures.is_whole else ""
     )
+    under += f" PyTorch {file.machine.torch}."
     frame.draw_heading(STUDY, file, figure, question, under, lines)
     return figure
 
