@@ -23,9 +23,10 @@ from ladder.core.job import Job
 from ladder.show.table import Column, Table
 from ladder.stats import estimates
 from ladder.studies import frame
-from ladder.studies.frame import Session, Study, StudyFile
+from ladder.studies.base import Session, Study, StudyFile
 
 CONFIDENCE = 0.99
+Size = Annotated[str, r.text_matching(r"\d{1,5}", "a size")]
 
 
 class Options(frame.Options):
@@ -50,12 +51,8 @@ class Case(frame.Case, kw_only=True):
 class Observed(frame.Observation, kw_only=True):
     """The distances of a training's samples to the data by resolution, and how many images were compared."""
 
-    levels: (
-        Annotated[
-            dict[Annotated[str, r.text_matching(r"\d{1,5}", "a size")], r.Amount], r.size_between(16, 1)
-        ]
-        | None
-    ) = None
+    ANSWER = "levels"
+    levels: Annotated[dict[Size, r.Amount], r.size_between(16, 1)] | None = None
     samples: r.Count = 0
 
     @property
@@ -75,13 +72,11 @@ class Canary(Study[Options, Case, Observed]):
     default_workload = {"cuda": "tiny", "cpu": "tiny"}
     extendable, answers, final = ("jobs",), ("ok", "n/a"), ("ok", "n/a")
 
-    def list_cases(self, job: Job, file: File | None) -> dict[str, Case]:
+    def plan_cases(self, job: Job) -> dict[str, Case]:
         """Return all trainings, seed by seed, so that an interrupted canary has whole rounds."""
         from ladder.machine import system
         from ladder.plan import catalog, needs
 
-        if file is not None and file.cases:
-            return file.cases
         able = needs.join_capabilities(system.list_capabilities(job.device), job.workload)
         base, *rest = catalog.plan_climb(catalog.load_ladder(job.options.ladder), able)
         if base.skipped:
@@ -137,11 +132,6 @@ class Canary(Study[Options, Case, Observed]):
         ]  # fmt: skip
         counts = {"steps": file.options.steps, "seeds": file.options.seeds, "samples": count_samples(file)}
         return {"ladder": file.ladder, **counts, "band": derive_band(file), "rungs": rungs}
-
-    def list_problems(self, file: File) -> Iterable[str]:
-        for key, each in file.observed.items():
-            if (each.status == "ok") != (each.levels is not None):
-                yield f"{key}: {each.status}, with distances or without"
 
     def name_file(self, file: File) -> list[str]:
         return [*super().name_file(file), file.ladder or file.options.ladder]

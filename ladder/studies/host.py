@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from ladder.core.errors import UserError
 from ladder.core.job import Job
-from ladder.core.options import Seed, declare_option
+from ladder.core.options import declare_option
 from ladder.core.records import Ms, Record, Samples, number_between, read_record, size_between
 from ladder.core.text import format_ms
 from ladder.plan import content
@@ -27,7 +27,7 @@ from ladder.results.run import HostTime, Result
 from ladder.results.store import SERIES
 from ladder.show.table import Column, Table
 from ladder.studies import frame
-from ladder.studies.frame import RungCase, Session, Study, StudyFile
+from ladder.studies.base import RungCase, Session, Study, StudyFile
 
 Part = Literal[
     "python", "operators", "casts", "own ops", "autograd", "optimizer", "data", "launches", "queue full"
@@ -52,9 +52,9 @@ class Options(frame.Options):
     """The options of `ladder host`."""
 
     rungs: frame.Rungs = []
-    ladder: Annotated[str, declare_option("The ladder of the rungs.", metavar="NAME|FILE")] = "article"
+    ladder: frame.Ladder = "article"
     cycles: Annotated[int, Meta(ge=1, le=100), declare_option("Timed 16-step cycles of each rung.")] = 3
-    seed: Annotated[Seed, declare_option("Seed for weights, latents and the order of images.")] = 0
+    seed: frame.Seed = 0
 
 
 class Operator(Record):
@@ -118,11 +118,9 @@ ladder host                               the eager rungs of the article's ladde
 ladder host baseline bf16 -w article-b32
 """
 
-    def list_cases(self, job: Job, file: File | None) -> dict[str, RungCase]:
+    def plan_cases(self, job: Job) -> dict[str, RungCase]:
         from ladder.engine.gpu_time import is_captured
 
-        if file is not None and file.cases:
-            return file.cases
         recipes = frame.plan_rungs(job, job.options.ladder, job.options.rungs)
         if not job.options.rungs:
             recipes = {name: recipe for name, recipe in recipes.items() if not is_captured(recipe)}
@@ -134,9 +132,10 @@ ladder host baseline bf16 -w article-b32
         options = session.job.options
         with session.prepare_worker(case.recipe, options.seed) as worker:
             reply = worker.call("host", cycles=options.cycles)
-        observed = read_record(Observed, reply["host"])
-        session.report(f"{key}: {format_ms(statistics.median(observed.host_ms))} ms of the CPU a step")
-        return observed
+        return read_record(Observed, reply["host"])
+
+    def describe(self, observation: Observed) -> str:
+        return f"{format_ms(statistics.median(observation.host_ms))} ms of the CPU a step"
 
     def derive(self, file: File) -> Hosts:
         rungs: list[Rung] = []
@@ -154,11 +153,11 @@ ladder host baseline bf16 -w article-b32
                 yield f"{name}: its operators took longer than their step"
 
     def summarize(self, file: File) -> list[str]:
-        work, machine = file.workload or {}, file.machine
+        machine = file.machine
         return [
             f"What the CPU needs for a step: {machine.gpu or machine.cpu}",
-            f"Workload {work['name']}: {work['resolution']}x{work['resolution']}, batch {work['batch']}, CPU"
-            f" {machine.cpu}. Each step begins on an idle device; host ms ends when its calls have returned, wall ms"
+            f"Workload {frame.describe_workload(file)}, CPU {machine.cpu}. Each step begins on an idle device; host ms"
+            " ends when its calls have returned, wall ms"
             f" when its work is done. The parts are scaled from a profiled cycle. PyTorch {machine.torch}.",
         ]
 

@@ -8,16 +8,17 @@ memory that ran out is that of one cell alone. A cell's four follow each other, 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from ladder.core import text as texts
 from ladder.core.errors import UserError
 from ladder.core.job import Job
-from ladder.core.options import Seed, declare_option, whole_numbers
+from ladder.core.options import declare_option, whole_numbers
 from ladder.core.records import Fields, Name, number_between, size_between
 from ladder.core.text import fine_factor
 from ladder.report import drawing
@@ -26,10 +27,7 @@ from ladder.show.table import Column, Table
 from ladder.show.themes import LIGHT
 from ladder.studies import frame
 from ladder.studies.ablate import load_changes
-from ladder.studies.frame import Session, Study, StudyFile
-
-if TYPE_CHECKING:
-    from ladder.engine.looks import Task
+from ladder.studies.base import Session, Study, StudyFile
 
 PAIR = ("cuda_graphs", "channels_last")
 BATCHES = {"cuda": (4, 8, 16, 32, 64), "cpu": (4, 8)}
@@ -46,25 +44,16 @@ Cell = tuple[int, int]  # resolution and batch
 class Options(frame.Options):
     """The options of `ladder map`."""
 
-    ladder: Annotated[str, declare_option("The ladder whose rungs are used.", metavar="NAME|FILE")] = (
-        "article"
-    )
-    rung: Annotated[
-        list[Name],
-        size_between(100),
-        declare_option(
-            "A rung whose gain is mapped; give two. [default: cuda_graphs and channels_last]", metavar="RUNG"
-        ),
-    ] = []
-    resolutions: Annotated[
-        str | None,
-        declare_option("Resolutions of the cells. [default: 32,64,128,256; CPU: 16,32]", metavar="A,B,..."),
-    ] = None
-    batches: Annotated[
-        str | None,
-        declare_option("Batches of the cells. [default: 4,8,16,32,64; CPU: 4,8]", metavar="A,B,..."),
-    ] = None
-    seed: Annotated[Seed, declare_option("Seed for weights, latents and the order of images.")] = 0
+    # fmt: off
+    ladder: frame.Ladder = "article"
+    rung: Annotated[list[Name], size_between(100), declare_option(
+        "A rung whose gain is mapped; give two. [default: cuda_graphs and channels_last]", metavar="RUNG")] = []
+    resolutions: Annotated[str | None, declare_option(
+        "Resolutions of the cells. [default: 32,64,128,256; CPU: 16,32]", metavar="A,B,...")] = None
+    batches: Annotated[str | None, declare_option(
+        "Batches of the cells. [default: 4,8,16,32,64; CPU: 4,8]", metavar="A,B,...")] = None
+    seed: frame.Seed = 0
+    # fmt: on
 
 
 class Case(frame.Case, kw_only=True):
@@ -74,11 +63,19 @@ class Case(frame.Case, kw_only=True):
     batch: Annotated[int, number_between(1, 2**16)]
     out: Annotated[list[Name], size_between(2)] = []
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"resolution": self.resolution, "batch": self.batch}
+
 
 class Observed(frame.Observation, kw_only=True):
     """Both clocks of one fresh process."""
 
+    ANSWER = "look"
     look: Look | None = None
+
+    def list_times(self) -> Iterable[float]:
+        return [*(self.look.wall_ms or ()), *(self.look.gpu_ms or ())] if self.look else ()
 
 
 File = StudyFile[Options, Case, Observed]
@@ -152,40 +149,40 @@ ladder map --resume results/map/MACHINE-article-article-partial.json
     uses_images = False
     case_seconds = {"cuda": 24.0, "cpu": 8.0}
 
-    def list_cases(self, job: Job, file: File | None) -> dict[str, Case]:
+    def plan_cases(self, job: Job) -> dict[str, Case]:
         from stylegan_lite.config import ConfigError, Workload
 
-        if file is not None and file.cases:
-            return file.cases
         sizes = whole_numbers("--resolutions", job.options.resolutions, 65536) or RESOLUTIONS[job.device]
         batches = whole_numbers("--batches", job.options.batches, 65536) or BATCHES[job.device]
         outs, cases = list(make_recipes(job)), {}
-        for resolution in sorted(sizes):
-            for batch in sorted(batches):
-                cell = f"{resolution}x{resolution}, batch {batch}"
-                fields = job.workload | {"resolution": resolution, "batch": batch}
-                try:
-                    Workload.from_dict(fields, where=cell)
-                except ConfigError as error:
-                    raise UserError(str(error)) from None
-                for out in outs:
-                    case = Case(resolution=resolution, batch=batch, out=[*out])
-                    cases[f"{cell}, {title_recipe(out)}"] = case
+        for resolution, batch in itertools.product(sorted(sizes), sorted(batches)):
+            cell = f"{resolution}x{resolution}, batch {batch}"
+            try:
+                Workload.from_dict(job.workload | {"resolution": resolution, "batch": batch}, where=cell)
+            except ConfigError as error:
+                raise UserError(str(error)) from None
+            for out in outs:
+                cases[f"{cell}, {title_recipe(out)}"] = Case(resolution=resolution, batch=batch, out=[*out])
         return cases
 
     def observe(self, session: Session, key: str, case: Case) -> Observed:
         """Return a look. One whose GPU time is void is taken once more; a failure there leaves the first."""
-        from ladder.engine.looks import Task
+        from ladder.engine import looks
         from ladder.engine.pool import WorkerFailure
 
         job = session.job
         session.share(_settle)
-        workload = job.workload | {"resolution": case.resolution, "batch": case.batch}
-        task = Task(workload, make_recipes(job)[tuple(case.out)], job.device, job.options.seed)
-        look = _look(session, task)
+        recipe = make_recipes(job)[tuple(case.out)]
+        task = looks.Task(job.workload | case.sizes, recipe, job.device, job.options.seed)
+
+        def take_look() -> Look:
+            with contextlib.closing(session.pool.take()) as worker:
+                return looks.in_fresh_process(worker, task, session.visits, CYCLES)
+
+        look = take_look()
         if look.gpu_void:
             with contextlib.suppress(WorkerFailure):
-                look = _look(session, task)
+                look = take_look()
         return Observed(look=look)
 
     def describe(self, observation: Observed) -> str:
@@ -195,26 +192,15 @@ ladder map --resume results/map/MACHINE-article-article-partial.json
     def derive(self, file: File) -> Any:
         cells = Cells(file)
         gains = [
-            {
-                "resolution": cell[0], "batch": cell[1], "rung": rung,
-                **{clock: cells.find_gain(cell, rung, clock) for clock in (WALL, GPU)},
-            }
-            for cell in cells.cells
-            for rung in cells.pair
-        ]  # fmt: skip
-        protocol = {
-            "ladder": file.ladder or file.options.ladder,
-            "rungs": cells.pair,
-            "cells": cells.cells,
-            "cycles": CYCLES,
-            "seed": file.options.seed,
-            "notes": frame.list_cautions(self, file),
-        }
-        rows = [
-            frame.write_row(case, file.observed[key])
-            for key, case in file.cases.items()
-            if key in file.observed
+            {"resolution": cell[0], "batch": cell[1], "rung": rung}
+            | {clock: cells.find_gain(cell, rung, clock) for clock in (WALL, GPU)}
+            for cell, rung in itertools.product(cells.cells, cells.pair)
         ]
+        protocol = {
+            "ladder": file.ladder or file.options.ladder, "rungs": cells.pair, "cells": cells.cells,
+            "cycles": CYCLES, "seed": file.options.seed, "notes": frame.list_cautions(self, file),
+        }  # fmt: skip
+        rows = [frame.write_row(file.cases[key], each) for key, each in file.observed.items()]
         return {"protocol": protocol, "rows": rows, "gains": gains}
 
     def list_problems(self, file: File) -> Iterable[str]:
@@ -223,14 +209,6 @@ ladder map --resume results/map/MACHINE-article-article-partial.json
         pair = next((out for out in outs if len(out) == 2), ("", ""))
         if len(places) < len(file.cases) or not outs <= {*list_outs(pair)} or "" in pair:
             yield "cases: one is there twice, or they are not of two rungs"
-        for key, each in file.observed.items():
-            case, look = file.cases[key], each.look
-            if (each.status == "ok") != (look is not None and look.wall_ms is not None):
-                yield f"{key}: a time, but not the status ok, or the other way round"
-            least = frame.find_floor_ms(file, resolution=case.resolution, batch=case.batch)
-            times = [*(look.wall_ms or ()), *(look.gpu_ms or ())] if look else []
-            if any(ms < least for ms in times):
-                yield f"{key}: faster than this machine can compute"
 
     def list_cautions(self, file: File) -> list[str]:
         from ladder.engine import looks
@@ -308,13 +286,6 @@ def _settle(session: Session) -> Iterator[None]:
     yield
 
 
-def _look(session: Session, task: Task) -> Look:
-    from ladder.engine import looks
-
-    with contextlib.closing(session.pool.take()) as worker:
-        return looks.in_fresh_process(worker, task, session.visits, CYCLES)
-
-
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
@@ -322,26 +293,35 @@ def make_table(cells: Cells, rung: str, clock: str) -> Table:
     """Return a heat map: what a rung gains by a clock, resolutions by batches."""
     columns = [Column(f"batch {batch}", "factor", place) for place, batch in enumerate(cells.batches)]
     rows = []
-    for size_ in cells.sizes:
-        places = [(size_, batch) for batch in cells.batches]
+    for size in cells.sizes:
+        places = [(size, batch) for batch in cells.batches]
         gains = [
             cells.find_gain(each, rung, clock) or cells.explain_gap(each, rung, clock) for each in places
         ]
-        rows.append([f"{size_}x{size_}", *gains])
+        rows.append([f"{size}x{size}", *gains])
     return Table([Column(f"{rung}, {CLOCKS[clock]}"), *columns], rows)
 
 
-def describe_rung(cells: Cells, rung: str) -> str:
-    """Return the batches at which a rung matters, by resolution."""
-    places = []
-    for size_ in cells.sizes:
-        gains = {batch: cells.find_gain((size_, batch), rung) for batch in cells.batches}
-        good = [str(batch) for batch, gain in gains.items() if gain and gain >= COUNTS]
-        batches = (
-            "every batch" if len(good) == len(gains) else f"batch {', '.join(good)}" if good else "no batch"
-        )
-        places.append(f"{batches} at {size_}x{size_}")
-    return f"{rung} saves {100 * (COUNTS - 1):.0f}% of the step or more: {'; '.join(places)}."
+def list_findings(cells: Cells) -> list[str]:
+    """Return the findings, one sentence each: where each rung matters, the article's policy, rows without a time."""
+    findings = []
+    for rung in cells.pair:
+        places = []
+        for size in cells.sizes:
+            gains = {batch: cells.find_gain((size, batch), rung) for batch in cells.batches}
+            good = [str(batch) for batch, gain in gains.items() if gain and gain >= COUNTS]
+            batches = f"batch {', '.join(good)}" if good else "no batch"
+            if len(good) == len(gains):
+                batches = "every batch"
+            places.append(f"{batches} at {size}x{size}")
+        findings.append(f"{rung} saves {100 * (COUNTS - 1):.0f}% of the step or more: {'; '.join(places)}.")
+    findings += [describe_policy(cells)] if tuple(cells.pair) == PAIR else []
+    rows = list(cells.observed.values())
+    if lacking := [each for each in rows if each.status == "oom"]:
+        findings.append(f"{len(lacking)} of {len(rows)} rows ran out of memory.")
+    if void := [each.look.gpu_void for each in rows if each.look and each.look.gpu_void]:
+        findings.append(f"GPU time is void in {len(void)} of {len(rows)} rows: {void[0]}.")
+    return findings
 
 
 def describe_policy(cells: Cells) -> str:
@@ -357,26 +337,14 @@ def describe_policy(cells: Cells) -> str:
     if not lost:
         return "The article's policy is not tested: no cell has a time under it."
     good = sum(value <= COUNTS for value in lost.values())
-    size_, batch = worst = max(lost, key=lambda each: lost[each])
+    size, batch = worst = max(lost, key=lambda each: lost[each])
     return (
         f"The article's policy (graphs and NCHW up to {ARTICLE_TO}x{ARTICLE_TO}, channels_last and no graphs above) is"
         f" within {100 * (COUNTS - 1):.0f}% of the fastest recipe in {good} of {len(lost)} cells; it takes"
         f" {fine_factor(statistics.geometric_mean(lost.values()))} the time of the fastest on average and"
-        f" {lost[worst]:.2f}x at {size_}x{size_}, batch {batch}. The whole ladder everywhere takes"
+        f" {lost[worst]:.2f}x at {size}x{size}, batch {batch}. The whole ladder everywhere takes"
         f" {fine_factor(statistics.geometric_mean(whole))} on average."
     )
-
-
-def list_findings(cells: Cells) -> list[str]:
-    """Return the findings, one sentence each."""
-    findings = [describe_rung(cells, rung) for rung in cells.pair]
-    findings += [describe_policy(cells)] if tuple(cells.pair) == PAIR else []
-    rows = list(cells.observed.values())
-    if lacking := [each for each in rows if each.status == "oom"]:
-        findings.append(f"{len(lacking)} of {len(rows)} rows ran out of memory.")
-    if void := [each.look.gpu_void for each in rows if each.look and each.look.gpu_void]:
-        findings.append(f"GPU time is void in {len(void)} of {len(rows)} rows: {void[0]}.")
-    return findings
 
 
 WIDE = 12.5  # inches
@@ -393,15 +361,16 @@ def _draw_figure(file: File) -> Any:
     top, row = 0.95 + 0.19 * len(lines), 1.15 + 0.48 * len(cells.sizes)
     high = top + row * len(cells.clocks) + 0.45
     figure = Figure(figsize=(WIDE, high))
+    above, below = 1 - (top + 0.35) / high, 0.85 / high
     grid = figure.add_gridspec(
-        len(cells.clocks), 2, left=0.075, right=0.985, top=1 - (top + 0.35) / high, bottom=0.85 / high, wspace=0.16,
-        hspace=0.5,
-    )  # fmt: skip
+        len(cells.clocks), 2, left=0.075, right=0.985, top=above, bottom=below, wspace=0.16, hspace=0.5
+    )
+    names = [f"{size}x{size}" for size in cells.sizes[::-1]]
+    places = [[(size, batch) for batch in cells.batches] for size in cells.sizes[::-1]]
     for x, rung in enumerate(cells.pair):
         gains = {
             (cell, clock): math.log(gain)
-            for cell in cells.cells
-            for clock in cells.clocks
+            for cell, clock in itertools.product(cells.cells, cells.clocks)
             if (gain := cells.find_gain(cell, rung, clock))
         }
         most = max((abs(log) for log in gains.values()), default=0.0)
@@ -409,16 +378,14 @@ def _draw_figure(file: File) -> Any:
             axes = figure.add_subplot(grid[y, x])
             heading = f"{rung}: gain in {'the step' if clock == WALL else 'GPU time'}"
             axes.set_title(heading, loc="left", fontsize=10.5, fontweight="bold", color=LIGHT.ink)
-            places = [[(size_, batch) for batch in cells.batches] for size_ in cells.sizes[::-1]]
             values = [[gains.get((cell, clock)) for cell in line] for line in places]
             instead = [[cells.explain_gap(cell, rung, clock) or "" for cell in line] for line in places]
-            names = [f"{size_}x{size_}" for size_ in cells.sizes[::-1]]
             heatmap(axes, names, [str(n) for n in cells.batches], values, LIGHT, _format_log, instead, most)
             axes.set_xlabel("batch", color=LIGHT.muted, fontsize=8.5)
-    caution = next((f" ({line})" for line in frame.list_cautions(STUDY, file)), "")
-    title = f"{file.machine.gpu or file.machine.cpu}: where two rungs matter{caution}"
     about = f"{(file.workload or {})['name']} at other sizes; a fresh process for every recipe in every cell."
-    drawing.draw_heading(figure, title, f"{about} PyTorch {file.machine.torch}.", lines)
+    frame.draw_heading(
+        STUDY, file, figure, "where two rungs matter", f"{about} PyTorch {file.machine.torch}.", lines
+    )
     return figure
 
 

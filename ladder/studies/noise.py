@@ -23,7 +23,7 @@ from ladder.core import records as r
 from ladder.core import text as texts
 from ladder.core.job import Job, RunPlan
 from ladder.core.locks import device_lock
-from ladder.core.options import Seed, declare_option
+from ladder.core.options import declare_option
 from ladder.core.records import write_whole
 from ladder.core.text import format_difference, format_percent
 from ladder.machine import neighbours
@@ -33,35 +33,29 @@ from ladder.results.run import Choice, Ladder, Noise, Result, Run, Rung, RunGpu,
 from ladder.show.table import Column, Table
 from ladder.stats import answers, estimates, rounds_budget
 from ladder.studies import frame
-from ladder.studies.frame import Session, Study, StudyFile
+from ladder.studies.base import Session, Study, StudyFile
 
 FIRST = rounds_budget.LEAST_ROUNDS
 MOST = 100  # generations, which the engine allows
 CYCLES = 3  # timed in each process
 WALL, GPU = "wall", "gpu"
+NAMES = {WALL: "step time", GPU: "GPU time"}
 CLOCKS, NEIGHBOURS, HOST, NOTHING = "clocks", "neighbours", "host", "nothing that was seen"
 UNSTEADY = 0.005  # of the SM clock between visits, from which on it is named as the limit
 TWICE = 2.0  # wall time that scatters so many times as GPU time is limited by the host
+RUNG = declare_option("The rung, with all below it.", argument=True, metavar="[RUNG]")
+LOCK = declare_option("Lock the GPU's SM clock meanwhile, if this user may.")
+MINUTES = declare_option("Time to measure; three generations at least.")
 
 
 class Options(frame.Options):
     """The options of `ladder noise`."""
 
-    rung: Annotated[
-        r.Name | None, declare_option("The rung, with all below it.", argument=True, metavar="[RUNG]")
-    ] = None
-    ladder: Annotated[str, declare_option("The ladder whose rungs are used.", metavar="NAME|FILE")] = (
-        "article"
-    )
-    minutes: Annotated[
-        float, Meta(gt=0, le=1440), declare_option("Time to measure; three generations at least.")
-    ] = 2.0
-    lock_clocks: Annotated[bool, declare_option("Lock the GPU's SM clock meanwhile, if this user may.")] = (
-        False
-    )
-    seed: Annotated[
-        Seed, declare_option("Seed for weights, latents, and the order of images and visits.")
-    ] = 0
+    rung: Annotated[r.Name | None, RUNG] = None
+    ladder: frame.Ladder = "article"
+    minutes: Annotated[float, Meta(gt=0, le=1440), MINUTES] = 2.0
+    lock_clocks: Annotated[bool, LOCK] = False
+    seed: frame.Seed = 0
 
 
 class Case(frame.RungCase):
@@ -103,6 +97,14 @@ class Observed(frame.Observation, kw_only=True):
     profile: KernelProfile | None = None
     choices: Annotated[list[Choice], r.size_between(1000)] | None = None
 
+    @property
+    def rounds(self) -> list[Round]:
+        """Return the rounds of both copies."""
+        return [*self.rung.rounds, *(self.twin.rounds if self.twin else ())]
+
+    def list_times(self) -> Iterable[float]:
+        return (ms for each in self.rounds for ms in each.samples_ms)
+
 
 class Sight(r.Record):
     """The changes that one clock can show. All are differences of logarithms: 0.01 is 1%."""
@@ -120,6 +122,18 @@ class Limit(r.Record):
     clock: str
     by: str
     sentence: str
+
+
+class Derived(r.Record, kw_only=True):
+    """What `ladder report --json` prints beside the header."""
+
+    rung: str
+    protocol: r.Fields
+    clocks: Clocks | None
+    run: Result
+    wall: Sight
+    gpu_time: Sight | None
+    limits: list[Limit]
 
 
 File = StudyFile[Options, Case, Observed]
@@ -143,27 +157,21 @@ ladder noise baseline -w article-b32      an eager rung: the host sets its pace
 ladder noise --lock-clocks                with a locked clock, where that is permitted
 """
 
-    def list_cases(self, job: Job, file: File | None) -> dict[str, Case]:
+    def plan_cases(self, job: Job) -> dict[str, Case]:
         from stylegan_lite.config import Recipe
 
-        if file is not None and file.cases:
-            return file.cases
         options: Options = job.options
         recipes = frame.plan_rungs(job, options.ladder, [options.rung] if options.rung else [])
         rung = options.rung or [*recipes][-1]
         ladder, planned = plan_rung(job, rung)
         case = Case(
-            recipe=Recipe.from_dict(recipes[rung]).to_dict(),
-            ladder=ladder.name,
-            ladder_title=ladder.title,
-            title=planned[-1].title,
-            article_ms=planned[-1].article_ms,
-        )
+            recipe=Recipe.from_dict(recipes[rung]).to_dict(), ladder=ladder.name, ladder_title=ladder.title,
+            title=planned[-1].title, article_ms=planned[-1].article_ms,
+        )  # fmt: skip
         return {rung: case}
 
     def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
-        rung = next(iter(cases), "")
-        return f"{rung} twice on {job.name}, {job.device}: about {job.options.minutes:g} min"
+        return f"{next(iter(cases), '')} twice on {job.name}, {job.device}: about {job.options.minutes:g} min"
 
     def observe(self, session: Session, key: str, case: Case) -> Observed:
         from ladder.core.progress import ladder_progress
@@ -183,71 +191,68 @@ ladder noise --lock-clocks                with a locked clock, where that is per
             run = run_twice(job, key, folder, on_event)
         return read_run(run, Clocks(is_locked, lock.mhz, lock.reason and texts.make_display(lock.reason)))
 
-    def derive(self, file: File) -> Any:
-        run, (key, each) = judging.derive_result(restore_run(file)), _observed(file)
-        wall, gpu = derive_sights(run)
-        protocol = {"minutes": file.options.minutes, "seed": file.options.seed}
-        return {
-            "rung": key,
-            "protocol": {**protocol, "notes": frame.list_cautions(self, file)},
-            "clocks": each and each.clocks,
-            "run": write_whole(run),
-            "wall": wall,
-            "gpu_time": gpu,
-            "limits": list_limits(run, wall, gpu),
-        }
+    def derive(self, file: File) -> Derived:
+        run, key = judging.derive_result(restore_run(file)), next(iter(file.cases))
+        each = file.observed.get(key)
+        walls = _list_cycles(run, lambda each: each.samples_ms)
+        wall, gpu = _derive_sight(run.noise or {}, derive.wall_values(run), walls), None
+        if each and any(one.profiled for one in each.rounds):
+            profiled = _list_cycles(
+                run, lambda one: [cycle.gpu_ms for cycle in one.profiled or () if not one.gpu_void]
+            )
+            gpu = _derive_sight(run.gpu_noise or {}, derive.gpu_values(run), profiled)
+        notes = frame.list_cautions(self, file)
+        protocol = {"minutes": file.options.minutes, "seed": file.options.seed, "notes": notes}
+        return Derived(
+            rung=key, protocol=protocol, clocks=each.clocks if each else None, run=run, wall=wall, gpu_time=gpu,
+            limits=list_limits(run, each.rounds if each else [], wall, gpu),
+        )  # fmt: skip
 
     def list_problems(self, file: File) -> Iterable[str]:
-        key, each = _observed(file)
         if len(file.cases) != 1:
             yield "cases: not one rung alone"
-        elif each is not None:
-            rounds = [one for copy in (each.rung, each.twin) if copy for one in copy.rounds]
-            least = frame.find_floor_ms(file)
-            if any(ms < least for one in rounds for ms in one.samples_ms):
-                yield f"{key}: faster than this GPU can compute"
-            for one in rounds:
+            return
+        for key, each in file.observed.items():
+            for one in each.rounds:
                 if any(len(one.samples_ms) != len(other) for other in (one.passes, one.event_ms) if other):
                     yield f"{key}: passes or events are not those of its samples"
             if problem := loading.find_problem(restore_run(file)):
                 yield f"{key}: {problem}"
 
     def list_cautions(self, file: File) -> list[str]:
-        run = judging.derive_result(restore_run(file))
-        lines = neighbours.list_marks(write_whole(each) for each in list_rounds(run))
-        lines += [note for note in (run.gpu.notes if run.gpu else []) if note not in lines]
-        unknown = derive_sights(run)[0].resolution is None
-        return [*lines, *(["fewer than three generations: nothing is known yet"] if unknown else [])]
+        rounds = [one for each in file.observed.values() for one in each.rounds]
+        gpu = next((each.gpu for each in file.observed.values() if each.gpu), None)
+        lines = neighbours.list_marks(map(write_whole, rounds))
+        lines += [note for note in (gpu.notes or () if gpu else ()) if note not in lines]
+        copies = [copy for each in file.observed.values() for copy in (each.rung, each.twin) if copy]
+        paired = set.intersection(*({one.round for one in copy.rounds} for copy in copies)) if copies else ()
+        few = len(copies) < 2 or len(paired) < FIRST
+        return [*lines, *(["fewer than three generations: nothing is known yet"] if few else [])]
 
     def summarize(self, file: File) -> list[str]:
-        run, key = judging.derive_result(restore_run(file)), _observed(file)[0]
-        sights = zip(("the step's time", "GPU time"), derive_sights(run), strict=True)
+        derived = self.derive(file)
+        sights = {"the step's time": derived.wall, "GPU time": derived.gpu_time}
         known = [
             f"{format_difference(each.resolution)} in {name}"
-            for name, each in sights
+            for name, each in sights.items()
             if each and each.resolution
         ]
-        failed = next((each.reason for each in run.rungs if each.reason), None)
-        answer = f"nothing is known yet: {failed or 'fewer than three generations'}"
-        if known:
-            answer = f"a change is seen here from {' and from '.join(known)}"
+        failed = next(
+            (each.reason for each in derived.run.rungs if each.reason), "fewer than three generations"
+        )
+        seen = f"a change is seen here from {' and from '.join(known)}"
         return [
             f"The noise of {file.machine.gpu or file.machine.cpu}",
-            f"{key}: {answer}",
+            f"{derived.rung}: {seen if known else f'nothing is known yet: {failed}'}",
             f"Workload {(file.workload or {}).get('name')}, two copies of one rung in each generation,"
             f" {frame.describe_software(file)}",
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
-        run, (_, each), names = (
-            judging.derive_result(restore_run(file)),
-            _observed(file),
-            {WALL: "step time", GPU: "GPU time"},
-        )
-        sights = derive_sights(run)
-        notes = [f"{names[each.clock]}, limited by {each.sentence}" for each in list_limits(run, *sights)]
-        if each is not None and each.clocks.asked:
-            mhz, why = each.clocks.locked_mhz, each.clocks.reason
+        derived = self.derive(file)
+        notes = [f"{NAMES[each.clock]}, limited by {each.sentence}" for each in derived.limits]
+        if derived.clocks and derived.clocks.asked:
+            mhz, why = derived.clocks.locked_mhz, derived.clocks.reason
             notes.append(
                 f"the SM clock was locked at {mhz:.0f} MHz" if mhz else f"the clock was not locked: {why}"
             )
@@ -256,7 +261,7 @@ ladder noise --lock-clocks                with a locked clock, where that is per
             Column("processes scatter", "percent", 2), Column("cycles scatter", "percent", 3),
             Column("generations", "count", 4),
         ]  # fmt: skip
-        pairs = zip(names.values(), sights, strict=True)
+        pairs = zip(NAMES.values(), (derived.wall, derived.gpu_time), strict=True)
         yield Table(columns, [[name, *structs.astuple(sight)] for name, sight in pairs if sight], notes=notes)
 
     def name_file(self, file: File) -> list[str]:
@@ -264,11 +269,6 @@ ladder noise --lock-clocks                with a locked clock, where that is per
 
 
 STUDY = NoiseStudy()
-
-
-def _observed(file: File) -> tuple[str, Observed | None]:
-    key = next(iter(file.cases), "")
-    return key, file.observed.get(key)
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -303,14 +303,9 @@ def run_twice(job: Job, rung: str, folder: Path, on_event: Callable[[Any], None]
         on_event(event)
 
     plan = RunPlan(
-        ladder=ladder,
-        planned=planned,
-        rounds=FIRST,
-        cycles=CYCLES,
-        seed=job.options.seed,
-        images=identity.of_images(str(job.workload["data"])),
-        inspect=False,
-    )
+        ladder=ladder, planned=planned, rounds=FIRST, cycles=CYCLES, seed=job.options.seed,
+        images=identity.of_images(str(job.workload["data"])), inspect=False,
+    )  # fmt: skip
     first = dataclasses.replace(job, options=plan, out=folder, resume=None, minutes=None)
     begin = time.monotonic()
     run = engine.run_ladder(first, follow)
@@ -326,65 +321,34 @@ def read_run(run: Run, clocks: Clocks) -> Observed:
     rung = run.rungs[0]
     copies = [Copy(each.status, each.reason, each.settings, each.rounds) for each in (rung, *run.twins)]  # type: ignore[attr-defined]
     return Observed(
-        status=rung.status,
-        reason=rung.reason,
-        stopped=None if judging.derive_result(run).complete else True,
-        clocks=clocks,
-        rung=copies[0],
-        twin=copies[1] if len(copies) > 1 else None,
-        planned=run.protocol.rounds,
-        cycles=run.protocol.cycles,
-        seconds=run.seconds,
-        gpu=run.gpu,
-        profile=rung.profile,
-        choices=run.choices,
-    )
+        status=rung.status, reason=rung.reason, stopped=None if judging.derive_result(run).complete else True,
+        clocks=clocks, rung=copies[0], twin=copies[1] if len(copies) > 1 else None, planned=run.protocol.rounds,
+        cycles=run.protocol.cycles, seconds=run.seconds, gpu=run.gpu, profile=rung.profile, choices=run.choices,
+    )  # fmt: skip
 
 
 def restore_run(file: File) -> Run:
     """Return the run of both copies before anything is derived."""
-    key, each = _observed(file)
-    case = file.cases[key]
+    key, case = next(iter(file.cases.items()))
     header = {name: getattr(file, name) for name in Header.__struct_fields__} | {"kind": "ladder"}
-    ladder = Ladder(case.ladder, case.ladder_title, [key])
     plan = record.plan_rounds(FIRST, CYCLES, file.options.seed)
     rung = Rung(name=key, title=case.title, recipe=case.recipe, article_ms=case.article_ms)
-    run = Run(**header, ladder=ladder, protocol=plan, rungs=[rung])
-    if each is None:
+    run = Run(**header, ladder=Ladder(case.ladder, case.ladder_title, [key]), protocol=plan, rungs=[rung])
+    if (each := file.observed.get(key)) is None:
         return run
     twin = Twin(name=key + judging.TWIN, of=key, recipe=case.recipe)
     return structs.replace(
-        run,
-        seconds=each.seconds,
-        protocol=structs.replace(plan, rounds=each.planned, cycles=each.cycles),
+        run, seconds=each.seconds, protocol=structs.replace(plan, rounds=each.planned, cycles=each.cycles),
         rungs=[structs.replace(rung, profile=each.profile, **structs.asdict(each.rung))],
         twins=[structs.replace(twin, **structs.asdict(each.twin))] if each.twin else [],
-        gpu=each.gpu,
-        choices=each.choices,
-    )
+        gpu=each.gpu, choices=each.choices,
+    )  # fmt: skip
 
 
 # --- what two copies say ----------------------------------------------------------------------------------------------
 
 
-def list_rounds(run: Result) -> list[Any]:
-    """Return all rounds of both copies."""
-    return [each for copy in sources.records(run) for each in copy.rounds]
-
-
 Cycles = list[dict[int, list[float]]]  # logarithms of the cycles of each copy, by generation
-
-
-def derive_sights(run: Result) -> tuple[Sight, Sight | None]:
-    """Return what the step's time and GPU time can show; None without a profiled cycle."""
-    walls = _list_cycles(run, lambda each: each.samples_ms)
-    wall = _derive_sight(run.noise or {}, derive.wall_values(run), walls)
-    if not any(each.profiled for each in list_rounds(run)):
-        return wall, None
-    profiled = _list_cycles(
-        run, lambda each: [cycle.gpu_ms for cycle in each.profiled or () if not each.gpu_void]
-    )
-    return wall, _derive_sight(run.gpu_noise or {}, derive.gpu_values(run), profiled)
 
 
 def _list_cycles(run: Result, of: Callable[[Any], list[float]]) -> Cycles:
@@ -440,43 +404,32 @@ def _round(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-# --- what limits ------------------------------------------------------------------------------------------------------
-
-
-def list_limits(run: Result, wall: Sight, gpu: Sight | None) -> list[Limit]:
-    """Return what limits each clock that has a scatter."""
+def list_limits(run: Result, rounds: list[Round], wall: Sight, gpu: Sight | None) -> list[Limit]:
+    """Return what limits each clock that has a scatter: the step's time first, then GPU time."""
     limits = []
     if gpu is not None and gpu.between is not None:
-        by, facts = _limit_gpu(run)
-        facts = f"{by}: GPU time of processes scatters by {format_percent(gpu.between)}; {facts}"
-        limits.append(Limit(GPU, by, facts))
+        known = [each.gpu for each in rounds if each.gpu and each.gpu.state == "known"]
+        shared = [each for each in known if each.tenancy == "shared"]
+        clocks = [each.sm_mhz for each in known if each.sm_mhz]
+        by, facts = NOTHING, "NVML tells no clock here"
+        if shared:
+            by, facts = NEIGHBOURS, f"the GPU was shared in {len(shared)} of {len(known)} processes"
+        elif clocks:
+            why = sorted({reason for each in known for reason in each.reasons or () if reason != "idle"})
+            by = CLOCKS if max(clocks) / min(clocks) - 1 >= UNSTEADY else NOTHING
+            facts = f"the SM clock was {min(clocks):.0f} to {max(clocks):.0f} MHz"
+            facts += f" ({', '.join(why)})" if why else ""
+        scatter = format_percent(gpu.between)
+        limits.append(Limit(GPU, by, f"{by}: GPU time of processes scatters by {scatter}; {facts}"))
     if wall.between is None:
         return limits
     by, line = HOST, f"step times of processes scatter by {format_percent(wall.between)}"
-    line += "" if wall.inside is None else f", cycles of a process by {format_percent(wall.inside)}"
-    others = neighbours.average_rounds(write_whole(each) for each in list_rounds(run))
+    others = neighbours.average_rounds(map(write_whole, rounds))
     waits = next((each.host_bound for each in run.rungs if each.host_bound is not None), None)
-    scatter = gpu.between if gpu is not None and gpu.between is not None else math.inf
     if others is not None and others > neighbours.MOST:
         by, line = NEIGHBOURS, f"{line}; others took {format_percent(others)} of the CPU"
-    elif limits:
-        line += f"; GPU time scatters by {format_percent(scatter)}"
-        if wall.between <= TWICE * scatter:
-            by, line = limits[0].by, f"{line}: the GPU's own scatter is most of it"
-        elif waits is not None:
-            line += f"; the GPU waits in {format_percent(waits)} of the step"
+    elif gpu is not None and gpu.between is not None and wall.between <= TWICE * gpu.between:
+        by, line = limits[0].by, f"{line}: the GPU's own scatter is most of it"
+    elif waits is not None:
+        line += f"; the GPU waits in {format_percent(waits)} of the step"
     return [Limit(WALL, by, f"{by}: {line}"), *limits]
-
-
-def _limit_gpu(run: Result) -> tuple[str, str]:
-    """Return what limits GPU time, and the numbers that say so."""
-    known = [each.gpu for each in list_rounds(run) if each.gpu and each.gpu.state == "known"]
-    if shared := [each for each in known if each.tenancy == "shared"]:
-        return NEIGHBOURS, f"the GPU was shared in {len(shared)} of {len(known)} processes"
-    clocks = [each.sm_mhz for each in known if each.sm_mhz]
-    if not clocks:
-        return NOTHING, "NVML tells no clock here"
-    low, high = min(clocks), max(clocks)
-    why = sorted({reason for each in known for reason in each.reasons or () if reason != "idle"})
-    clock = f"the SM clock was {low:.0f} to {high:.0f} MHz" + (f" ({', '.join(why)})" if why else "")
-    return CLOCKS if high / low - 1 >= UNSTEADY else NOTHING, clock

@@ -7,50 +7,41 @@ loss scales, and the largest batches. Every part is a case of the file with a fr
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import random
 import statistics
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from ladder.core import options as shared
+from ladder.core import records as r
 from ladder.core import text as texts
 from ladder.core.errors import UserError
 from ladder.core.job import Job
 from ladder.core.options import Seed, declare_option
-from ladder.core.records import (
-    Amount,
-    Count,
-    Fields,
-    Line,
-    Ms,
-    Record,
-    Share,
-    Text,
-    number_between,
-    size_between,
-    write_whole,
-)
-from ladder.results import plausible, store
+from ladder.machine import neighbours
+from ladder.report import drawing
+from ladder.results import store
 from ladder.results.file import Phase, Status
 from ladder.results.run import JudgedParity
 from ladder.show.table import Column, Table
+from ladder.show.themes import LIGHT
 from ladder.stats import estimates
 from ladder.studies import batch_search, frame
-from ladder.studies.frame import Session, Study, StudyFile
+from ladder.studies.base import Session, Study, StudyFile
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 Base = Literal["baseline", "top"]
 Bases = Literal["baseline", "top", "both"]
-Gib = Annotated[float, number_between(0, 1e6)] | None
+Gib = Annotated[float, r.number_between(0, 1e6)] | None
 NAMES = {"fp32": "FP32", "tf32": "TF32", "bf16": "BF16", "fp16": "FP16", "fp8": "FP8 dense, BF16"}
-FLOATS: dict[str, Fields] = {
+FLOATS: dict[str, r.Fields] = {
     "fp32": {"precision": "fp32", "fp32_precision": "ieee"},
     "tf32": {"precision": "fp32", "fp32_precision": "tf32"},
     "bf16": {"precision": "bf16"},
@@ -72,35 +63,32 @@ BYTES = {  # of a worker's reply
     **{"device_gib": "device_used_bytes", "rss_gib": "peak_rss_bytes"},
 }
 TIMED = ("parity", "generation")  # parts that a row must have for the others
+NOISE: r.Fields = {"data": None}  # of the workload: random images
 CPU_INTERVAL = 8  # updates after which a loss scale grows in a smoke test
 SETTLE = {"settle_s": 2.5, "settle_cycles": 16}  # the most that a row runs before its first timed cycle
-ONLY = declare_option("Precisions, of fp32, tf32, bf16, fp16 and fp8. [default: all]", metavar="A,B,...")
-GENERATIONS = declare_option(
-    "Fresh processes of each row. [default: 3; CPU: 1]", flags=["--generations", "--rounds"]
-)
-CYCLES = declare_option("Timed cycles of each process. [default: 2; CPU: 1]")
-BATCH_SECONDS = declare_option("Seconds of each search for the largest batch; 0: none. [default: 75; CPU: 0]")
-STEPS = declare_option(
-    "Steps of the FP16 training that records loss scales; 0: none. [default: 4000; CPU: 32]"
-)
 
 
 class Options(frame.Options):
     """The options of `ladder precision`."""
 
-    only: Annotated[str, ONLY] | None = None
-    on: Annotated[
-        Bases, declare_option("Measure the baseline in each precision, or the top of the ladder.")
-    ] = "both"
+    # fmt: off
+    only: Annotated[str, declare_option(
+        "Precisions, of fp32, tf32, bf16, fp16 and fp8. [default: all]", metavar="A,B,...")] | None = None
+    on: Annotated[Bases, declare_option("Measure the baseline in each precision, or the top of the ladder.")] = "both"
     ladder: Annotated[str, declare_option("The ladder whose top is measured.", metavar="NAME|FILE")] = "full"
-    generations: Annotated[int, Meta(ge=1, le=100), GENERATIONS] | None = None
-    cycles: Annotated[int, Meta(ge=1, le=1000), CYCLES] | None = None
+    generations: Annotated[int, Meta(ge=1, le=100), declare_option(
+        "Fresh processes of each row. [default: 3; CPU: 1]", flags=["--generations", "--rounds"])] | None = None
+    cycles: Annotated[int, Meta(ge=1, le=1000), declare_option(
+        "Timed cycles of each process. [default: 2; CPU: 1]")] | None = None
     parity: Annotated[bool, declare_option("Compare each row with FP64 before it is timed.")] = True
-    batch_seconds: Annotated[float, Meta(ge=0), BATCH_SECONDS] | None = None
+    batch_seconds: Annotated[float, Meta(ge=0), declare_option(
+        "Seconds of each search for the largest batch; 0: none. [default: 75; CPU: 0]")] | None = None
     batch_of: Annotated[Bases, declare_option("Rows whose largest batch is searched.")] = "baseline"
     most: Annotated[int, Meta(ge=1, le=2**15), declare_option("Largest batch that is tried.")] = 4096
-    steps: Annotated[int, Meta(ge=0), STEPS] | None = None
+    steps: Annotated[int, Meta(ge=0), declare_option(
+        "Steps of the FP16 training that records loss scales; 0: none. [default: 4000; CPU: 32]")] | None = None
     seed: Annotated[Seed, declare_option("Seed for weights, latents, and the order of images and rows.")] = 0
+    # fmt: on
 
     def choose(self, name: str, device: str) -> Any:
         """Return an option, or its default on this device."""
@@ -114,8 +102,8 @@ class Case(frame.RungCase, kw_only=True):
     precision: Precision
     on: Base
     part: Literal["parity", "generation", "loss scales", "largest batch"] = "parity"
-    round: Count = 0
-    reason: Line | None = None
+    round: r.Count = 0
+    reason: r.Line | None = None
 
     @property
     def title(self) -> str:
@@ -128,7 +116,7 @@ class Case(frame.RungCase, kw_only=True):
         return f"{self.title}: {self.part}{f' {self.round + 1}' if self.part == 'generation' else ''}"
 
 
-class Sizes(Record, kw_only=True):
+class Sizes(r.Record, kw_only=True):
     """The most memory that was in use; `device_gib` by all processes on the GPU."""
 
     allocated_gib: Gib = None
@@ -140,31 +128,31 @@ class Sizes(Record, kw_only=True):
 class Round(Sizes, kw_only=True):
     """A visit of a row. Times are in ms a step."""
 
-    round: Count
-    samples_ms: Annotated[list[Ms], size_between(1000, 1)]
-    others_cpu: Share | None = None
+    round: r.Count
+    samples_ms: Annotated[list[r.Ms], r.size_between(1000, 1)]
+    others_cpu: r.Share | None = None
 
 
-class Parity(Record, kw_only=True):
+class Parity(r.Record, kw_only=True):
     """Parity with FP64, with the part of its budget that was used, and the precision that the budget is of."""
 
     verdict: Literal["ok", "failed: parity"]
-    reason: Text | None = None
-    share: Amount | None = None
-    gradient_errors: dict[Phase, Amount]
-    budget: Text
+    reason: r.Text | None = None
+    share: r.Amount | None = None
+    gradient_errors: dict[Phase, r.Amount]
+    budget: r.Text
 
 
-class History(Record):
+class History(r.Record):
     """FP16's loss scales over a training. A change has its step, the scales of G and D, and their skipped updates."""
 
-    steps: Count
-    initial: Amount
-    interval: Count
+    steps: r.Count
+    initial: r.Amount
+    interval: r.Count
     images: bool
-    changes: Annotated[list[Annotated[list[Amount], size_between(5, 5)]], size_between(4000, 1)]
-    updates: dict[str, Count]
-    skipped: dict[str, Count]
+    changes: Annotated[list[Annotated[list[r.Amount], r.size_between(5, 5)]], r.size_between(4000, 1)]
+    updates: dict[str, r.Count]
+    skipped: dict[str, r.Count]
 
 
 class Observed(frame.Observation, kw_only=True):
@@ -174,6 +162,9 @@ class Observed(frame.Observation, kw_only=True):
     round: Round | None = None
     history: History | None = None
     largest: batch_search.Search | None = None
+
+    def list_times(self) -> Iterable[float]:
+        return self.round.samples_ms if self.round else ()
 
 
 class Largest(batch_search.Search):
@@ -189,7 +180,7 @@ class Row(Sizes, kw_only=True):
     on: Base
     status: Status
     reason: str | None
-    recipe: Fields
+    recipe: r.Fields
     rounds: list[Round]
     parity: Parity | None
     largest: Largest | None
@@ -197,12 +188,17 @@ class Row(Sizes, kw_only=True):
     interval_ms: tuple[float, float] | None
 
     @property
+    def title(self) -> str:
+        """Return the name of the row."""
+        return f"{NAMES[self.precision]} on the {self.on}"
+
+    @property
     def medians(self) -> dict[int, float]:
         """Return each round's median in ms a step."""
         return {each.round: statistics.median(each.samples_ms) for each in self.rounds}
 
 
-class Claim(Record):
+class Claim(r.Record):
     """The article's figure beside ours, for a precision against another on the same base."""
 
     claim: str
@@ -214,7 +210,7 @@ class Claim(Record):
     interval: tuple[float, float] | None
 
 
-class Protocol(Record):
+class Protocol(r.Record):
     """How the rows were measured, and why the figures must not be quoted."""
 
     rounds: int
@@ -227,7 +223,7 @@ class Protocol(Record):
     notes: list[str]
 
 
-class Precisions(Record):
+class Precisions(r.Record):
     """What `ladder report --json` prints beside the header."""
 
     protocol: Protocol
@@ -268,39 +264,38 @@ ladder precision -w article-b32 --json > precision.json
         options, observed = job.options, file.observed if file else {}
         choose = functools.partial(options.choose, device=job.device)
         rows = plan_rows(job)
-        timed = {key: case for key, case in (file.cases if file else {}).items() if case.part in TIMED}
         failed = {
             case.title
-            for key, case in timed.items()
-            if key in observed and observed[key].status not in self.answers
+            for key, case in (file.cases if file else {}).items()
+            if case.part in TIMED and key in observed and observed[key].status not in self.answers
         }
-        able = {row.title: row for row in rows if not row.reason and row.title not in failed}
+        able = [row for row in rows if not row.reason and row.title not in failed]
         cases = [row for row in rows if row.reason or options.parity]
         rng = random.Random(options.seed)
         for number in range(choose("generations")):
-            for row in rng.sample(rows, len(rows)):
-                if row.title in able:
-                    cases.append(msgspec.structs.replace(row, part="generation", round=number))
-        if scaled := [row for row in able.values() if row.precision == "fp16" and choose("steps")]:
-            cases.append(msgspec.structs.replace(scaled[-1], part="loss scales"))
-        for row in able.values() if choose("batch_seconds") else ():
-            if row.on in list_bases(options.batch_of) and row.precision != "fp8":
-                cases.append(msgspec.structs.replace(row, part="largest batch"))
+            due = [row for row in rng.sample(rows, len(rows)) if row in able]
+            cases += [replace(row, part="generation", round=number) for row in due]
+        if scaled := [row for row in able if row.precision == "fp16" and choose("steps")]:
+            cases.append(replace(scaled[-1], part="loss scales"))
+        searched = [row for row in able if options.batch_of in (row.on, "both") and row.precision != "fp8"]
+        cases += [replace(row, part="largest batch") for row in searched if choose("batch_seconds")]
         return {each.key: each for each in cases}
 
     def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
         """Return the first line of the command. Raises UserError for an option that no row reads."""
         options = job.options
         if "fp16" not in (shared.split_names(options.only) or NAMES) and options.steps:
-            only = "--only leaves FP16 out: leave out --steps, or add fp16"
-            shared.refuse_idle(f"is for FP16's recorded training, and {only}", "steps")
+            why = (
+                "is for FP16's recorded training, and --only leaves FP16 out: leave out --steps, or add fp16"
+            )
+            shared.refuse_idle(why, "steps")
         if options.on == "baseline":
             shared.refuse_idle("is for --on top", "ladder")
         if not options.choose("batch_seconds", job.device):
             shared.refuse_idle(
                 "is for the search of the largest batch: give --batch-seconds", "most", "batch_of"
             )
-        elif not {*list_bases(options.on)} & {*list_bases(options.batch_of)}:
+        elif "both" not in (options.on, options.batch_of) and options.on != options.batch_of:
             why = f"searches no row: --on is {options.on}, and --batch-of {options.batch_of}"
             shared.refuse_idle(why, "batch_seconds", "batch_of", "most")
         return super().announce(job, cases)
@@ -329,17 +324,12 @@ ladder precision -w article-b32 --json > precision.json
         return Precisions(protocol, rows, history, list(derive_claims(rows)))
 
     def list_problems(self, file: File) -> Iterable[str]:
-        least = plausible.floor_ms(write_whole(file.machine), file.workload or {})
         for key, each in file.observed.items():
             parts = (each.parity, each.round, each.history, each.largest)
             if each.status == "ok" and sum(part is not None for part in parts) != 1:
                 yield f"{key}: ok without what its part shows"
-            if least and each.round and min(each.round.samples_ms) < least[0]:
-                yield f"{key}: faster than this machine can compute"
 
     def list_cautions(self, file: File) -> list[str]:
-        from ladder.machine import neighbours
-
         rounds = [each.round for each in file.observed.values() if each.round]
         few = file.options.choose("generations", file.machine.device) < store.FEWEST_ROUNDS
         marks = neighbours.list_marks({neighbours.KEY: each.others_cpu} for each in rounds)
@@ -363,24 +353,20 @@ ladder precision -w article-b32 --json > precision.json
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
-        found = self.derive(file)
+        derived, rows = self.derive(file), list[list[Any]]()
         columns = [
             Column("precision"), Column("on"), Column("ms/step", "ms"), Column("95% interval", "ms_interval", 1),
             Column("allocated GiB", "decimal", 2), Column("device GiB", "decimal", 2), Column("parity", "text", 1),
             Column("largest batch", "text", 1),
         ]  # fmt: skip
-        rows = [
-            [
-                NAMES[row.precision], row.on, row.step_ms or row.status, row.interval_ms, row.allocated_gib,
-                row.device_gib, format_parity(row.parity), format_batch(row.largest),
-            ]
-            for row in found.rows
-        ]  # fmt: skip
-        yield Table(columns, rows, notes=list(list_notes(found)))
+        for row in derived.rows:
+            batch = "" if row.largest is None else str(row.largest.batch or "none")
+            batch += " or more" if row.largest and row.largest.batch and not row.largest.settled else ""
+            figures = [row.step_ms or row.status, row.interval_ms, row.allocated_gib, row.device_gib]
+            rows.append([NAMES[row.precision], row.on, *figures, format_parity(row.parity), batch])
+        yield Table(columns, rows, notes=list(list_notes(derived)))
 
     def draw(self, file: File, kind: str) -> bytes:
-        from ladder.report import drawing
-
         return drawing.save(lambda: _draw_figure(file, self.derive(file)), kind)
 
 
@@ -388,11 +374,6 @@ STUDY = PrecisionStudy()
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------
-
-
-def list_bases(bases: str) -> tuple[str, ...]:
-    """Return the bases that an option names."""
-    return ("baseline", "top") if bases == "both" else (bases,)
 
 
 def plan_rows(job: Job) -> list[Case]:
@@ -413,7 +394,7 @@ def plan_rows(job: Job) -> list[Case]:
     climbed = catalog.plan_climb(catalog.load_ladder(options.ladder), able)
     top = next((rung.recipe for rung in reversed(climbed) if rung.recipe is not None), {})
     rows = []
-    for on in list_bases(options.on):
+    for on in ("baseline", "top") if options.on == "both" else (options.on,):
         for name in dict.fromkeys(precisions):
             recipe = (top | {"whole_step_graph": False} if on == "top" else {}) | FLOATS[name]
             reason = able["bf16"] if name in ("bf16", "fp8") else None
@@ -426,19 +407,6 @@ def plan_rows(job: Job) -> list[Case]:
                 reason = reason or str(error)
             rows.append(Case(recipe=recipe, precision=name, on=on, reason=reason))  # type: ignore[arg-type]
     return rows
-
-
-@contextlib.contextmanager
-def prepare_row(session: Session, case: Case, workload: Fields | None = None, **build: Any) -> Iterator[Any]:
-    """Yield a fresh worker with a row's prepared step, on random images unless `workload` names others."""
-    job, worker = session.job, session.pool.take()
-    try:
-        fields, seed = job.workload | {"data": None} | (workload or {}), job.options.seed
-        worker.call("build", workload=fields, recipe=case.recipe, device=job.device, seed=seed, **build)
-        worker.call("prepare")
-        yield worker
-    finally:
-        worker.close()
 
 
 def check_rows(session: Session, key: str) -> Observed:
@@ -454,11 +422,9 @@ def check_rows(session: Session, key: str) -> Observed:
     job, pool, gate = session.job, session.pool, threading.Lock()
     waiting = {name: case for name, case in session.file.cases.items() if name not in session.file.observed}
     rows = {name: case for name, case in waiting.items() if case.part == "parity" and not case.reason}
-    pixels = int(job.workload["batch"]) * int(job.workload["resolution"]) ** 2
-    room = (job.machine.get("gpu_memory_gb") or math.inf) / (
-        run.SMALL_GB if pixels <= run.SMALL_PIXELS else run.INSPECTOR_GB
-    )
-    beside = max(1, int(min(run.LANES.get(job.device, 1), room, len(rows))))
+    is_small = int(job.workload["batch"]) * int(job.workload["resolution"]) ** 2 <= run.SMALL_PIXELS
+    gib = (job.machine.get("gpu_memory_gb") or math.inf) / (run.SMALL_GB if is_small else run.INSPECTOR_GB)
+    beside = max(1, int(min(run.LANES.get(job.device, 1), gib, len(rows))))
     results: dict[str, Observed] = {}
 
     def check(name: str, threads: int | None = None) -> None:
@@ -467,15 +433,13 @@ def check_rows(session: Session, key: str) -> Observed:
         except WorkerFailure as failure:
             if pool.ended or (threads and lanes.is_unsure(failure)):
                 return
-            results[name] = Observed(status=failure.status, reason=texts.make_display(failure.reason))
+            results[name] = Observed(status=failure.status, reason=texts.make_display(failure.reason))  # type: ignore[arg-type]
         if name != key:
             with gate:
                 session.keep(name, results[name])
                 session.report(f"{name}: {format_parity(results[name].parity) or results[name].reason}")
 
-    if (
-        pixels > run.SMALL_PIXELS
-    ):  # alone, as it makes the reference, whose batch might have to shrink beside others
+    if not is_small:  # the first makes the reference, whose batch might have to shrink beside others
         check(key)
     if beside > 1:
         jobs = [functools.partial(check, name, share_threads(beside)) for name in rows if name not in results]
@@ -491,7 +455,8 @@ def check_parity(session: Session, case: Case, threads: int | None = None) -> Ob
     from ladder.engine.pool import strip_protocol
     from ladder.report import checks
 
-    with prepare_row(session, case, keep_gradients=True, threads=threads) as worker:
+    seed = session.job.options.seed
+    with session.prepare_worker(case.recipe, seed, NOISE, keep_gradients=True, threads=threads) as worker:
         found = msgspec.convert(texts.fit_texts(strip_protocol(worker.call("parity"))), JudgedParity)
     share, phases = checks.parity_share(found), found.phases or {}
     parity = Parity(
@@ -507,11 +472,9 @@ def check_parity(session: Session, case: Case, threads: int | None = None) -> Ob
 
 def time_row(session: Session, case: Case) -> Observed:
     """Return the samples and the memory of a fresh process."""
-    from ladder.machine import neighbours
-
     settle = SETTLE if session.job.device == "cuda" else {"settle_s": 0, "settle_cycles": 0}
     cycles = session.job.options.choose("cycles", session.job.device)
-    with prepare_row(session, case) as worker:
+    with session.prepare_worker(case.recipe, session.job.options.seed, NOISE) as worker:
         before = neighbours.take_sample()
         reply = worker.call("visit", cycles=cycles, main=False, **settle)
         others = neighbours.derive_share(before, neighbours.take_sample())
@@ -528,8 +491,8 @@ def follow_scales(session: Session, case: Case) -> Observed:
 
     job, data = session.job, session.job.workload["data"]
     faster = {"loss_scale_interval": CPU_INTERVAL} if job.device == "cpu" else {}
-    case = msgspec.structs.replace(case, recipe=case.recipe | faster)
-    with prepare_row(session, case, {"data": data}) as worker:
+    case = replace(case, recipe=case.recipe | faster)
+    with session.prepare_worker(case.recipe, job.options.seed) as worker:
         reply = strip_protocol(worker.call("scales", steps=job.options.choose("steps", job.device)))
     interval = Recipe.from_dict(case.recipe).loss_scale_interval
     return Observed(history=History(interval=interval, images=data is not None, **reply))
@@ -544,14 +507,12 @@ def find_largest_batch(session: Session, case: Case) -> Observed:
     def fits(batch: int) -> str | None:
         session.report(f"{case.title}: does a batch of {batch} fit?")
         try:
-            with prepare_row(session, case, {"batch": batch}):
+            with session.prepare_worker(case.recipe, options.seed, NOISE | {"batch": batch}):
                 return None
         except WorkerFailure as failure:
             return texts.make_display(failure.reason)
 
-    row = next(
-        row for row in derive_rows(session.file) if (row.precision, row.on) == (case.precision, case.on)
-    )
+    row = next(row for row in derive_rows(session.file) if row.title == case.title)
     used, room = max(row.reserved_gib or 0, row.device_gib or 0), job.machine.get("gpu_memory_gb")
     start = batch_search.first(int(job.workload["batch"]), used, room, options.most)  # type: ignore[arg-type]
     group = batch_search.group_of(job.workload, case.recipe)
@@ -564,27 +525,25 @@ def find_largest_batch(session: Session, case: Case) -> Observed:
 
 def derive_rows(file: File) -> list[Row]:
     """Return the rows in the order of the bases and of `NAMES`, with the figures that follow from their rounds."""
-    parts: dict[tuple[Any, Any], list[tuple[Case, Observed]]] = {}
-    for key, case in file.cases.items():
-        part = (case, file.observed.get(key, Observed(status="n/a")))
-        parts.setdefault((case.on, case.precision), []).append(part)
     rows = []
-    for on, precision in sorted(parts, key=lambda each: (each[0], [*NAMES].index(each[1]))):
-        own = parts[on, precision]
-        timed = [each for case, each in own if case.part in TIMED]
-        failed = next((each for each in timed if each.reason), None)
-        rounds = sorted((each.round for _, each in own if each.round), key=lambda each: each.round)
+    places = dict.fromkeys((case.on, case.precision) for case in file.cases.values())
+    for on, precision in sorted(places, key=lambda each: (each[0], [*NAMES].index(each[1]))):
+        own = {key: case for key, case in file.cases.items() if (case.on, case.precision) == (on, precision)}
+        unseen = Observed(status="n/a")
+        parts = [(case, file.observed.get(key, unseen)) for key, case in own.items()]
+        failed = next((each for case, each in parts if case.part in TIMED and each.reason), None)
+        rounds = sorted((each.round for _, each in parts if each.round), key=lambda each: each.round)
         most = {
             key: max((value for each in rounds if (value := getattr(each, key)) is not None), default=None)
             for key in Sizes.__struct_fields__
         }
-        search = next((each.largest for _, each in own if each.largest), None)
+        search = next((each.largest for _, each in parts if each.largest), None)
         times = [statistics.median(each.samples_ms) for each in rounds]
         rows.append(
             Row(
                 precision=precision, on=on, status=failed.status if failed else "ok" if rounds else "n/a",
-                reason=failed.reason if failed else None, recipe=own[0][0].recipe, rounds=rounds,
-                parity=next((each.parity for _, each in own if each.parity), None),
+                reason=failed.reason if failed else None, recipe=parts[0][0].recipe, rounds=rounds,
+                parity=next((each.parity for _, each in parts if each.parity), None),
                 largest=Largest(search.settled, search.tried, search.find_batch()) if search else None,
                 step_ms=estimates.median(times), interval_ms=estimates.log_interval(times), **most,
             )
@@ -592,113 +551,105 @@ def derive_rows(file: File) -> list[Row]:
     return rows
 
 
-def derive_claims(rows: Iterable[Row]) -> Iterator[Claim]:
+def derive_claims(rows: list[Row]) -> Iterator[Claim]:
     """Yield BF16 and FP16 against FP32 and TF32 on the same base, by each figure of the article."""
-    by_name = {(row.on, row.precision): row for row in rows}
-    for (on, precision), row in by_name.items():
-        others = [by_name.get((on, name)) for name in ("fp32", "tf32") if precision in ("bf16", "fp16")]  # type: ignore[call-overload]
-        for other in filter(None, others):
+
+    def divide(a: float | None, b: float | None) -> float | None:
+        return a / b if a and b else None
+
+    for row in rows:
+        for other in rows if row.precision in ("bf16", "fp16") else ():
+            if other.on != row.on or other.precision not in ("fp32", "tf32"):
+                continue
             ratios = estimates.paired_ratios(other.medians, row.medians)
             batches = [
                 each.largest.batch if each.largest and each.largest.settled else None for each in (row, other)
             ]
-            ours = {
+            figures = {
                 "throughput": estimates.estimate_speedup(other.medians, row.medians),
-                "memory": _divide(getattr(row, MEMORY[on]), getattr(other, MEMORY[on])),
-                "batch": _divide(*batches),
+                "memory": divide(getattr(row, MEMORY[row.on]), getattr(other, MEMORY[row.on])),
+                "batch": divide(*batches),
             }
-            for claim, value in ours.items():
+            for claim, value in figures.items():
                 interval = estimates.log_interval(ratios) if claim == "throughput" else None
-                yield Claim(claim, CLAIMS[claim][1], precision, other.precision, on, value, interval)
+                yield Claim(claim, CLAIMS[claim][1], row.precision, other.precision, row.on, value, interval)
 
 
-def _divide(a: float | None, b: float | None) -> float | None:
-    return a / b if a and b else None
-
-
-def list_notes(found: Precisions) -> Iterator[str]:
+def list_notes(derived: Precisions) -> Iterator[str]:
     """Yield a line for each of the article's claims, for each row without a number or parity, and for the scales."""
     for name, (words, article) in CLAIMS.items():
         ours = [
             f"{NAMES[each.precision]} for {NAMES[each.against]} on the {each.on} {each.ours:.2f}x"
             + ("" if not each.interval else " ({:.2f}-{:.2f})".format(*each.interval))
-            for each in found.claims
+            for each in derived.claims
             if each.claim == name and each.ours is not None
         ]
         yield f"{words} (article: {article:g}x): {'; '.join(ours) or 'not measured here'}"
-    for row in found.rows:
-        title = f"{NAMES[row.precision]} on the {row.on}"
-        if row.reason:
-            yield f"{title}: {row.status}: {row.reason}"
-        elif row.parity and row.parity.reason:
-            yield f"{title}: parity: {row.parity.reason}"
-    if history := found.history:
-        ends = [
-            f"{name}: {history.skipped[name]} of {history.updates[name]} updates skipped, scale {scale:g} at the end"
-            for name, scale in zip(("G", "D"), history.changes[-1][1:3], strict=True)
-        ]
-        where = f"{texts.format_count(history.steps, 'step')} on {'images' if history.images else 'noise'}"
-        yield f"FP16's loss scales over {where} from {history.initial:g}: {'; '.join(ends)}"
+    for row in derived.rows:
+        if row.reason or (row.parity and row.parity.reason):
+            yield f"{row.title}: {f'{row.status}: {row.reason}' if row.reason else f'parity: {row.parity.reason}'}"  # type: ignore[union-attr]
+    if history := derived.history:
+        where = f"{history.steps} steps on {'images' if history.images else 'noise'}"
+        yield f"FP16's loss scales over {where} from {history.initial:g}: {'; '.join(describe_scales(history))}"
+
+
+def describe_scales(history: History) -> list[str]:
+    """Return what became of the loss scales of G and of D."""
+    ends = zip(("G", "D"), history.changes[-1][1:3], strict=True)
+    return [
+        f"{name}: {history.skipped[name]} of {history.updates[name]} updates skipped, scale {scale:g} at the end"
+        for name, scale in ends
+    ]
 
 
 def format_parity(parity: Parity | None) -> str:
     """Return the verdict, with the share of the budget that was used."""
-    if parity is None:
-        return ""
-    return parity.verdict if parity.share is None else f"{parity.verdict}, {parity.share:.2f} of budget"
-
-
-def format_batch(largest: Largest | None) -> str:
-    """Return the largest batch, with "or more" where the search was cut short."""
-    if largest is None or largest.batch is None:
-        return "none" if largest else ""
-    return str(largest.batch) if largest.settled else f"{largest.batch} or more"
+    if parity is None or parity.share is None:
+        return parity.verdict if parity else ""
+    return f"{parity.verdict}, {parity.share:.2f} of budget"
 
 
 def _draw_figure(file: File, derived: Precisions) -> Any:
     """Draw time, memory and largest batch of each row as bars, and FP16's loss scales below."""
     from matplotlib.figure import Figure
 
-    from ladder.report.drawing import LIGHT, clear_axes, draw_heading
-
     figure, rules = Figure(figsize=(12.5, 7.2)), derived.protocol
     grid = figure.add_gridspec(2, 3, left=0.06, right=0.98, top=0.82, bottom=0.12, hspace=0.42, wspace=0.2)
     lower, panels = figure.add_subplot(grid[1, :]), [figure.add_subplot(grid[0, k]) for k in range(3)]
-    values: dict[str, Callable[[Row], Any]] = {
-        "ms a step": lambda row: row.step_ms,
-        "GiB, at most": lambda row: row.device_gib or row.rss_gib,
-        "largest batch": lambda row: row.largest and row.largest.batch,
-    }
     shown = list(dict.fromkeys(row.precision for row in derived.rows))
-    for axes, (title, value_of) in zip(panels, values.items(), strict=True):
-        axes.set_title(title, loc="left", fontweight="bold")
-        for side, (on, color) in enumerate({"baseline": LIGHT.idle, "top": LIGHT.busy}.items()):
-            rows = {shown.index(row.precision) + 0.4 * side: row for row in derived.rows if row.on == on}
-            heights = [value_of(row) or 0 for row in rows.values()]
-            bars = axes.bar([*rows], heights, 0.38, color=color, label=on)
-            axes.bar_label(bars, [f"{each:.3g}" if each else "-" for each in heights], padding=2, fontsize=8)
-            for x, row in rows.items() if axes is panels[0] else ():
-                axes.plot([x, x], row.interval_ms or (row.step_ms, row.step_ms), color=LIGHT.ink)
-        axes.set_xticks(
-            [k + 0.2 for k in range(len(shown))], [NAMES[each].replace(", ", "\n") for each in shown]
-        )
+    for side, (on, color) in enumerate({"baseline": LIGHT.idle, "top": LIGHT.busy}.items()):
+        rows = {shown.index(row.precision) + 0.4 * side: row for row in derived.rows if row.on == on}
+        heights: dict[str, list[Any]] = {
+            "ms a step": [row.step_ms or 0 for row in rows.values()],
+            "GiB, at most": [row.device_gib or row.rss_gib or 0 for row in rows.values()],
+            "largest batch": [(row.largest and row.largest.batch) or 0 for row in rows.values()],
+        }
+        for axes, (title, values) in zip(panels, heights.items(), strict=True):
+            axes.set_title(title, loc="left", fontweight="bold")
+            bars = axes.bar([*rows], values, 0.38, color=color, label=on)
+            axes.bar_label(bars, [f"{each:.3g}" if each else "-" for each in values], padding=2, fontsize=8)
+            names = [NAMES[each].replace(", ", "\n") for each in shown]
+            axes.set_xticks([k + 0.2 for k in range(len(shown))], names)
+        for x, row in rows.items():
+            panels[0].plot([x, x], row.interval_ms or (row.step_ms, row.step_ms), color=LIGHT.ink)
     lower.set_title("FP16: loss scales while training", loc="left", fontweight="bold")
-    for place, (name, color) in enumerate({"G": LIGHT.busy, "D": LIGHT.article}.items(), start=1):
-        if history := derived.history:
-            steps = [change[0] for change in history.changes] + [history.steps + 1]
+    if history := derived.history:
+        steps = [change[0] for change in history.changes] + [history.steps + 1]
+        for place, color, label in zip(
+            (1, 2), (LIGHT.busy, LIGHT.article), describe_scales(history), strict=True
+        ):
             scales = [change[place] for change in history.changes]
-            label = f"{name}: {history.skipped[name]} of {history.updates[name]} updates skipped"
             lower.step(steps, [*scales, scales[-1]], where="post", color=color, label=label)
-            lower.set_yscale("log", base=2)
-            lower.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
-            lower.legend(frameon=False)
+        lower.set_yscale("log", base=2)
+        lower.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
+        lower.legend(frameon=False)
     for axes in figure.axes:
-        clear_axes(axes)
+        drawing.clear_axes(axes)
     facts, work = file.machine, file.workload or {}
     note = f" ({rules.notes[0]})" if rules.notes else ""
     title = f"{facts.gpu or facts.cpu}: FP32, TF32, BF16 and FP16, {work['name']}{note}"
     line = f"batch {work['batch']}, {texts.format_count(rules.rounds, 'generation')}; PyTorch {facts.torch}. Lower is"
-    draw_heading(figure, title, f"{line} better in time and memory. Error bars: 95% interval.")
+    drawing.draw_heading(figure, title, f"{line} better in time and memory. Error bars: 95% interval.")
     handles = panels[0].get_legend_handles_labels()
     figure.legend(*handles, loc="upper left", bbox_to_anchor=(0.012, 0.925), ncols=2, frameon=False)
     return figure

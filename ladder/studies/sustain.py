@@ -16,14 +16,15 @@ from msgspec import Meta
 
 from ladder.core import records as r
 from ladder.core.job import Job
-from ladder.core.options import Seed, declare_option
+from ladder.core.options import declare_option
 from ladder.core.protocol import CYCLE_STEPS
 from ladder.core.text import format_ms
+from ladder.machine import neighbours
 from ladder.report import drawing
 from ladder.show.table import Column, Table
 from ladder.show.themes import LIGHT
 from ladder.studies import frame
-from ladder.studies.frame import RungCase, Session, Study, StudyFile
+from ladder.studies.base import RungCase, Session, Study, StudyFile
 
 WINDOW_S = 2.0  # length of a row, about that of a visit of `ladder run` at the top
 MOST_CYCLES = 1000  # in a row
@@ -34,9 +35,9 @@ class Options(frame.Options):
     """The options of `ladder sustain`."""
 
     rungs: frame.Rungs = []
-    ladder: Annotated[str, declare_option("The ladder of the rungs.", metavar="NAME|FILE")] = "full"
+    ladder: frame.Ladder = "full"
     seconds: Annotated[float, Meta(ge=1, le=86_400), declare_option("Seconds for each rung.")] = 60.0
-    seed: Annotated[Seed, declare_option("Seed for weights, latents and the order of images.")] = 0
+    seed: frame.Seed = 0
 
 
 class Window(r.Record):
@@ -59,9 +60,13 @@ class Window(r.Record):
 class Observed(frame.Observation, kw_only=True):
     """The rows of one rung, the share of the CPU that other programs took, and whether parity was seen here."""
 
+    ANSWER = "windows"
     windows: Annotated[list[Window], r.size_between(50_000)] = []
     others_cpu: r.Share | None = None
     inspected: bool = False
+
+    def list_times(self) -> Iterable[float]:
+        return (row.step_ms for row in self.windows)
 
     @property
     def first_ms(self) -> float | None:
@@ -103,20 +108,15 @@ ladder sustain baseline graph_fills -w article-b32
 ladder sustain --seconds 600              ten minutes
 """
 
-    def list_cases(self, job: Job, file: File | None) -> dict[str, RungCase]:
-        if file is not None and file.cases:
-            return file.cases
+    def plan_cases(self, job: Job) -> dict[str, RungCase]:
         recipes = frame.plan_rungs(job, job.options.ladder, job.options.rungs)
-        names = job.options.rungs or list(recipes)[-1:]
-        return {name: RungCase(recipe=recipes[name]) for name in names}
+        return {name: RungCase(recipe=recipes[name]) for name in job.options.rungs or list(recipes)[-1:]}
 
     def announce(self, job: Job, cases: Any) -> str:
-        rungs = ", ".join(cases)
-        return f"{job.name} on {job.device}: {rungs}, {job.options.seconds:g} s each once it is prepared"
+        return f"{job.name} on {job.device}: {', '.join(cases)}, {job.options.seconds:g} s each once it is prepared"
 
     def observe(self, session: Session, key: str, case: RungCase) -> Observed:
         from ladder.engine import inspection
-        from ladder.machine import neighbours
 
         job, seconds = session.job, session.job.options.seconds
         is_inspected = inspection.Cache(job.workload, job.machine).get(case.recipe) is not None
@@ -134,10 +134,10 @@ ladder sustain --seconds 600              ten minutes
                 cycles = min(MOST_CYCLES, max(1, round(WINDOW_S / (16 * windows[-1].step_ms / 1000))))
                 session.growing = Observed(windows=windows, inspected=is_inspected)
             share = neighbours.derive_share(before, neighbours.take_sample())
-            session.report(
-                f"{key}: {format_ms(windows[0].step_ms)} ms at first, {format_ms(windows[-1].step_ms)} at last"
-            )
             return Observed(windows=windows, inspected=is_inspected, others_cpu=share)
+
+    def describe(self, observation: Observed) -> str:
+        return f"{format_ms(observation.first_ms)} ms at first, {format_ms(observation.windows[-1].step_ms)} at last"
 
     def derive(self, file: File) -> Any:
         protocol = {"seconds": file.options.seconds, "window_s": WINDOW_S, "seed": file.options.seed}
@@ -148,17 +148,7 @@ ladder sustain --seconds 600              ten minutes
         ]
         return {"protocol": {**protocol, "notes": frame.list_cautions(self, file)}, "rungs": rungs}
 
-    def list_problems(self, file: File) -> Iterable[str]:
-        least = frame.find_floor_ms(file)
-        for name, each in file.observed.items():
-            if each.status == "ok" and not each.windows:
-                yield f"{name}: ok without a row"
-            if any(row.step_ms < least for row in each.windows):
-                yield f"{name}: faster than this GPU can compute"
-
     def list_cautions(self, file: File) -> list[str]:
-        from ladder.machine import neighbours
-
         unseen = [name for name in file.cases if not file.observed.get(name, Observed()).inspected]
         shares = [{neighbours.KEY: each.others_cpu} for each in file.observed.values()]
         lines = [f"parity and receipts of {', '.join(unseen)} were not seen here"] if unseen else []
@@ -178,7 +168,23 @@ ladder sustain --seconds 600              ten minutes
             Column("MHz at first", "count", 2), Column("MHz sustained", "count", 2), Column("W at most", "count", 3),
             Column("power limit", priority=4), Column("J/step", priority=1),
         ]  # fmt: skip
-        yield Table(columns, [_make_row(*each) for each in list_rungs(file)])
+        table: list[list[Any]] = []
+        for name, rung in list_rungs(file):
+            rows = rung.windows
+            if rung.status != "ok" or not rows:
+                table.append([name, f"{rung.status}: {rung.reason}", *[None] * 7])
+                continue
+            clocks = [row.sm_mhz for row in pick_later(rows) if row.sm_mhz]
+            capped = sum("power_cap" in (row.reasons or ()) for row in rows)
+            joules, is_bound = derive_energy(rows) or (None, False)
+            most = max((row.power_w for row in rows if row.power_w), default=None)
+            readings = [rows[0].sm_mhz or None, statistics.median(clocks) if clocks else None, most]
+            energy = joules and f"{'at most ' * is_bound}{joules:.3g}"
+            figures = [rung.first_ms, rung.sustained_ms, rung.factor]
+            table.append(
+                [name, *figures, *readings, f"in {capped} of {len(rows)}" if clocks else None, energy]
+            )
+        yield Table(columns, table)
 
     def draw(self, file: File, kind: str) -> bytes:
         return drawing.save(lambda: _draw_figure(file), kind)
@@ -190,21 +196,15 @@ STUDY = Sustain()
 def make_window(
     at: float, samples_s: list[float], state: dict[str, Any], used_j: float | None = None, lead_in: int = 0
 ) -> Window:
-    """Return a row of cycles that began ``at`` seconds after the first.
+    """Return a row of cycles that began ``at`` seconds after the first, with NVML's readings of `state`.
 
-    Args:
-        state: the GPU's (`ladder.machine.gpu_state`), empty on a CPU.
-        used_j: joules that the GPU has used by then since the first row began.
-        lead_in: cycles of the row before the timed ones.
+    Before it, the GPU has used `used_j` joules. `lead_in` cycles came before its timed ones.
     """
-    readings = {key: state.get(key) for key in ("sm_mhz", "power_w", "temperature_c", "reasons")}
     return Window(
-        at_s=round(at, 3),
-        step_ms=1000 * statistics.median(samples_s),
-        energy_j=None if used_j is None else round(used_j, 3),
-        steps=CYCLE_STEPS * (lead_in + len(samples_s)),
-        **readings,
-    )
+        at_s=round(at, 3), step_ms=1000 * statistics.median(samples_s),
+        energy_j=None if used_j is None else round(used_j, 3), steps=CYCLE_STEPS * (lead_in + len(samples_s)),
+        **{key: state.get(key) for key in ("sm_mhz", "power_w", "temperature_c", "reasons")},
+    )  # fmt: skip
 
 
 def list_rungs(file: File) -> list[tuple[str, Observed]]:
@@ -242,20 +242,6 @@ def derive_energy(rows: Sequence[Window]) -> tuple[float, bool] | None:
     return joules / (rows[-1].at_s - begin) * step_s, True
 
 
-def _make_row(name: str, rung: Observed) -> list[Any]:
-    rows = rung.windows
-    if rung.status != "ok" or not rows:
-        return [name, f"{rung.status}: {rung.reason}", *[None] * 7]
-    clocks = [row.sm_mhz for row in pick_later(rows) if row.sm_mhz]
-    capped = sum("power_cap" in (row.reasons or ()) for row in rows)
-    joules, is_bound = derive_energy(rows) or (None, False)
-    return [
-        name, rung.first_ms, rung.sustained_ms, rung.factor, rows[0].sm_mhz or None,
-        statistics.median(clocks) if clocks else None, max((row.power_w for row in rows if row.power_w), default=None),
-        f"in {capped} of {len(rows)}" if clocks else None, joules and f"{'at most ' * is_bound}{joules:.3g}",
-    ]  # fmt: skip
-
-
 # --- the chart: step time over a process's seconds, relative to the first, with the clock below -----------------------
 
 
@@ -284,8 +270,6 @@ def _draw_figure(file: File) -> Any:
     upper.tick_params(labelbottom=False)
     lower.set_xlabel("seconds", color=LIGHT.muted)
     figure.legend(loc="upper left", bbox_to_anchor=(0.012, 0.915), ncols=2, frameon=False)
-    caution = next((f" ({line})" for line in frame.list_cautions(STUDY, file)), "")
     under = f"{frame.describe_workload(file)}; one process of each rung, PyTorch {file.machine.torch}."
-    title = f"{file.machine.gpu or file.machine.cpu}: does the speed last?{caution}"
-    drawing.draw_heading(figure, title, f"{under} Lower is better above.")
+    frame.draw_heading(STUDY, file, figure, "does the speed last?", f"{under} Lower is better above.")
     return figure

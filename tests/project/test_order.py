@@ -21,6 +21,7 @@ ORDER = (
     "show",
     "report",
     "training",
+    "studies.base",
     "studies.frame",
     "studies.batch_search",
     "studies.kernelbench",

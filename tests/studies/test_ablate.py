@@ -202,7 +202,7 @@ def test_a_longer_ladder_has_gains_at_its_top_and_pairs_there():
         (lambda cases, seen: cases.pop(PARITY) and seen.pop(PARITY), "is missing"),
         (lambda cases, seen: seen["bf16"]["look"].update(gpu_ms=[0.01]), "bf16: faster than this machine"),
         (lambda cases, seen: seen["nothing" + ablate.AGAIN]["look"].update(gpu_ms=[0.01]), "faster than this machine"),
-        (lambda cases, seen: seen["bf16"].update(status="oom"), "a time, but not the status ok"),
+        (lambda cases, seen: seen["bf16"].update(status="oom"), "oom contradicts its look"),
         (lambda cases, seen: seen["bf16"]["look"].pop("gpu_ms"), "no gpu time"),
     ],
 )  # fmt: skip

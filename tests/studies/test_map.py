@@ -20,7 +20,7 @@ from ladder.machine import system
 from ladder.plan import catalog, needs
 from ladder.studies import frame
 from ladder.studies import map as mapping
-from ladder.studies.map import PAIR, STUDY, Options
+from ladder.studies.map import STUDY, Options
 from tests.support import committed, servers
 from tests.support.commands import call, refused
 from tests.support.made_up_ablation import look, of_map, step_ms
@@ -98,7 +98,7 @@ def test_bad_options_are_one_line(arguments, words):
 
 
 def test_a_rung_matters_where_it_was_planted(cells):
-    graphs, layout = (mapping.describe_rung(cells, rung) for rung in PAIR)
+    graphs, layout = mapping.list_findings(cells)[:2]
     assert graphs == (
         "cuda_graphs saves 2% of the step or more: every batch at 32x32; every batch at 64x64; batch 4, 8, 16 at"
         " 128x128; batch 4, 8 at 256x256."
@@ -142,7 +142,7 @@ def test_a_chart_of_nothing_is_drawn():
     [
         (lambda cases, seen, key: cases.update(more=cases[key]), "there twice"),
         (lambda cases, seen, key: cases[key].update(out=["bf16"]), "not of two rungs"),
-        (lambda cases, seen, key: seen[key].update(status="oom"), "a time, but not the status ok"),
+        (lambda cases, seen, key: seen[key].update(status="oom"), "oom contradicts its look"),
         (lambda cases, seen, key: seen[key]["look"].update(wall_ms=[0.001]), "faster than this machine"),
     ],
 )

@@ -60,19 +60,19 @@ def file_of(of_wall: float, of_gpu: float, generations: int = 8, **more: Any) ->
 
 
 def limits_of(file: noise.File) -> dict[str, str]:
-    return {each.clock: each.by for each in STUDY.derive(file)["limits"]}
+    return {each.clock: each.by for each in STUDY.derive(file).limits}
 
 
 def test_each_clock_says_which_change_it_can_show() -> None:
     derived = STUDY.derive(file_of(0.02, 0.001))
-    wall, gpu = derived["wall"], derived["gpu_time"]
+    wall, gpu = derived.wall, derived.gpu_time
     assert wall.resolution > 5 * gpu.resolution > 0
     assert wall.between == pytest.approx(0.02, rel=0.5) and wall.generations == 8
     assert gpu.between == pytest.approx(0.001, rel=0.5) and gpu.inside == 0
 
 
 def test_more_generations_see_more() -> None:
-    few, many = (STUDY.derive(file_of(0.02, 0.001, number))["wall"].resolution for number in (3, 12))
+    few, many = (STUDY.derive(file_of(0.02, 0.001, number)).wall.resolution for number in (3, 12))
     assert many < few
 
 
@@ -85,9 +85,9 @@ def test_generations_that_agree_by_chance_do_not_hide_how_the_cycles_scatter() -
             samples = [61 * math.exp(apart + sign * x) for x in (-0.05, 0, 0.05)]
             rows.append({"round": number, "passes": [0, 1, 2], "samples_ms": samples})
     derived = STUDY.derive(with_rounds(copies))
-    wall = derived["wall"]
+    wall = derived.wall
     assert wall.between == pytest.approx(0.0014, rel=0.05)
-    assert all(each["floor"] < 0.01 for each in derived["run"]["noise"].values())
+    assert all(each.floor < 0.01 for each in derived.run.noise.values())
     # t of six, sd / sqrt(3 cycles x 3 generations)
     assert wall.floor == pytest.approx(2.447 * 0.1 / 3, rel=0.01)
     assert wall.resolution == pytest.approx(2 * wall.floor)
@@ -121,9 +121,7 @@ def test_a_wall_time_as_steady_as_gpu_time_is_limited_as_that_is() -> None:
 
 def test_two_generations_say_nothing_yet() -> None:
     file = file_of(0.02, 0.001, 2)
-    assert (
-        STUDY.derive(file)["wall"].resolution is None and "nothing is known yet" in STUDY.summarize(file)[1]
-    )
+    assert STUDY.derive(file).wall.resolution is None and "nothing is known yet" in STUDY.summarize(file)[1]
     assert any("fewer than three generations" in line for line in STUDY.list_cautions(file))
 
 
@@ -202,7 +200,7 @@ def test_the_command_with_the_real_engine(tmp_path: Path, kept_servers: None) ->
     assert result.exit_code == 0, result.output
     (file,) = out.glob("*.json")
     assert validate.problem_of(file) is None
-    assert STUDY.derive(frame.read_file(STUDY, file))["wall"].generations == 3
+    assert STUDY.derive(frame.read_file(STUDY, file)).wall.generations == 3
 
 
 @pytest.mark.parametrize(

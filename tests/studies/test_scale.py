@@ -22,7 +22,7 @@ from ladder.machine import system
 from ladder.plan import needs
 from ladder.studies import frame, scale
 from ladder.studies.scale import STUDY, count_gpus, measure
-from ladder.studies.scale.record import WAYS, derive_points, list_points, list_short, name_case
+from ladder.studies.scale.record import WAYS, derive_points, list_points, list_short
 from tests.support import committed, made_up_scaled, servers
 from tests.support.commands import call
 from tests.support.repositories import commit_all, git
@@ -95,7 +95,7 @@ def test_a_batch_that_so_many_gpus_cannot_share_is_not_applicable():
 
 def test_all_ways_of_a_scaling_are_alive_together_as_far_as_the_cores_go():
     points = list_points(("top", "ddp", "flat"), ABLE, LITTLE_DEMOD, [1, 2], ("weak", "strong"), 8)
-    cases = {name_case(case): case for case in points}
+    cases = {case.key: case for case in points}
 
     def series(cores):
         shifts = measure.list_shifts(list(cases), cases, cores, random.Random(0))
@@ -155,7 +155,7 @@ def test_several_gpus_beside_themselves_have_no_efficiency_in_table_or_chart(dat
 def test_one_point_of_too_few_generations_is_named_with_its_gpus(data):
     data["observed"]["top, weak, 4"]["runs"].pop()
     points = [point for point in derive_points(read(data)) if point.scaling == "weak"]
-    assert list_short(points) == ["top on 4"]
+    assert list_short(points) == ["top weak on 4"]
     short = next(point for point in points if point.series == ("top", "weak") and point.gpus == 4)
     assert short.efficiency is not None and short.low is None
 
@@ -170,7 +170,7 @@ def point_of(data, key="top, weak, 2"):
         (lambda data: point_of(data).update(runs=[]), "ok without a run"),
         (lambda data: point_of(data).update(status="failed"), "failed with a run"),
         (lambda data: point_of(data)["runs"][1].update(generation=0), "a generation is there twice"),
-        (lambda data: point_of(data)["runs"][0].update(samples_ms=[0.05]), "faster than these GPUs can compute"),
+        (lambda data: point_of(data)["runs"][0].update(samples_ms=[0.05]), "faster than this machine can compute"),
         (lambda data: data["cases"]["top, weak, 2"].update(batch=256), "batch 256, expected 64"),
         (lambda data: data["cases"]["top, strong, 2"].update(batch=64), "more than one total batch"),
         (lambda data: data["cases"].update(again=data["cases"]["top, weak, 2"]), "there twice"),
@@ -426,7 +426,9 @@ def test_a_stopped_run_keeps_whole_generations_and_measures_only_what_is_missing
     counts = sorted((way, gpus, len(each)) for (way, gpus), each in list_generations(file).items())
     assert sorted(count for *_, count in counts) == [1, 1, 2, 2]  # both numbers of GPUs of a way, or neither
     assert len({(way, count) for way, _, count in counts}) == 2
-    assert "fewer than 3 generations of ddp, flat: not to be quoted" in frame.list_cautions(STUDY, file)
+    assert "fewer than 3 generations of ddp weak, flat weak: not to be quoted" in frame.list_cautions(
+        STUDY, file
+    )
     FakeGroup.stop = {}
     DID.clear()
     result = run(tmp_path, "--resume", path)

@@ -97,7 +97,7 @@ def test_a_way_of_too_few_generations_is_named_and_the_others_are_quoted(whole):
     a, b, c = part(whole, 1, 1.0), part(whole, 2, 2.0), part(whole, 3, 3.0, 1, ("top",))
     merged = join(a, b, c)
     assert not merged.is_complete
-    assert frame.list_cautions(STUDY, merged) == ["fewer than 3 generations of ddp: not to be quoted"]
+    assert frame.list_cautions(STUDY, merged) == ["fewer than 3 generations of ddp weak: not to be quoted"]
     rows = {tuple(row[:3]): row for row in make_table(merged).rows}
     assert rows["ddp", "weak", 4][7] == TOO_FEW and point(merged, "ddp", 4).low is None
     assert (

@@ -8,7 +8,7 @@ from typing import Any
 from ladder.core.records import write_record
 from ladder.plan import needs
 from ladder.plan.catalog import load_workload
-from ladder.studies.scale.record import list_points, name_case
+from ladder.studies.scale.record import list_points
 
 HEAD = {"schema": 2, "commit": "a" * 40, "dirty": False, "seconds": 200.0, "environment": {}}
 HEAD |= {"started": "2026-01-01T00:00:00+00:00"}
@@ -30,8 +30,8 @@ def of_scaled(
         exposed = COMMUNICATION_MS * 2 * (case.gpus - 1) / case.gpus * (2 if case.way == "ddp" else 1)
         ms = ALONE_MS * share + exposed
         runs = [_run(k, ms * factor, exposed) for k, factor in enumerate(REPEATS)]
-        observed[name_case(case)] = {"runs": runs}
-    points = {name_case(case): write_record(case) for case in cases}
+        observed[case.key] = {"runs": runs}
+    points = {case.key: write_record(case) for case in cases}
     for way, proved in (("top", {"parity": PARITY}), ("ddp", {"reported_then": "ok"})):
         key, recipe = f"proof of {way} on 2", {"ranks": 2}
         points[key] = {"kind": "proof", "way": way, "gpus": 2, "batch": 8, "recipe": recipe}

@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from click.testing import Result
+from msgspec import structs
 from PIL import Image
 
 from ladder.core.paths import ROOT
@@ -104,7 +105,7 @@ def test_a_worse_mean_is_distinguished_from_the_spread_of_seeds() -> None:
         for seed, distance in enumerate(each):
             cases[f"{rung}, {seed}"] = Case(rung=rung, title=rung, recipe={}, seed=seed)
             observed[f"{rung}, {seed}"] = Observed(levels={"8": float(distance)})
-    file = frame.msgspec.structs.replace(golden, cases=cases, observed=observed)
+    file = structs.replace(golden, cases=cases, observed=observed)
     assert [rung.verdict for rung in study.list_rungs(file)] == [
         "as good",
         "as good",

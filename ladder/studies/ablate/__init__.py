@@ -19,6 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from msgspec.structs import replace
+
 from ladder.core import text as texts
 from ladder.core.errors import UserError
 from ladder.core.job import Job
@@ -47,7 +49,7 @@ from ladder.studies.ablate.record import (
     is_beyond_noise,
     time_ms,
 )
-from ladder.studies.frame import Session, Study
+from ladder.studies.base import Session, Study
 
 if TYPE_CHECKING:
     from ladder.engine.looks import Onlooker
@@ -162,11 +164,8 @@ def pick_again(measured: Iterable[Subset], seed: int) -> list[Subset]:
 
 def name_subset(case: Case, whole: Sequence[str]) -> str:
     """Return the key of a subset's case."""
-    if case.out:
-        return f"without {' and '.join(case.out)}"
-    if len(case.rungs) == len(whole):
-        return "everything"
-    return "+".join(case.rungs) or "nothing"
+    name = "everything" if len(case.rungs) == len(whole) else "+".join(case.rungs) or "nothing"
+    return f"without {' and '.join(case.out)}" if case.out else name
 
 
 # --- the study --------------------------------------------------------------------------------------------------------
@@ -221,15 +220,13 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
         if cases.keys() <= observed.keys() and not any(case.kind == "again" for case in cases.values()):
             keys = {frozenset(case.rungs): key for key, case in cases.items() if case.kind == "once"}
             for subset in pick_again(figures.times, job.options.seed):
-                case = cases[keys[subset]]
-                cases[keys[subset] + AGAIN] = Case(kind="again", rungs=case.rungs, out=case.out)
+                cases[keys[subset] + AGAIN] = replace(cases[keys[subset]], kind="again")
         return cases
 
     def observe(self, session: Session, key: str, case: Case) -> Observed:
         from ladder.engine.looks import Onlooker, Task
 
-        job = session.job
-        changes = load_changes(job)
+        job, changes = session.job, load_changes(session.job)
         if case.kind == "parity":
             return _prove(session, changes)
         task = Task(job.workload, changes.make_recipe(case.rungs), job.device, job.options.seed)
@@ -249,44 +246,35 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
         return "" if look is None else f"{texts.format_ms(time_ms(look, GPU if look.gpu_ms else WALL))} ms"
 
     def derive(self, file: File) -> Any:
-        figures = Figures(file)
-        parity = figures.parity
+        figures, parity = Figures(file), Figures(file).parity
         verdict = parity.verdict if parity.status == "ok" else parity.status
-        proof = {"verdict": verdict, "reason": parity.reason, "earlier": parity.earlier}
         protocol = {
-            "ladder": file.ladder or file.options.ladder,
-            "rungs": figures.rungs,
-            "skipped": parity.skipped,
-            "whole": figures.is_whole,
-            "clock": figures.clock,
-            "seed": file.options.seed,
+            "ladder": file.ladder or file.options.ladder, "rungs": figures.rungs, "skipped": parity.skipped,
+            "whole": figures.is_whole, "clock": figures.clock, "seed": file.options.seed,
             "notes": frame.list_cautions(self, file),
-        }
+        }  # fmt: skip
         subsets = [
             {"rungs": case.rungs, "out": case.out, "status": once.status, "reason": once.reason, "once": once.look,
              "again": again}
             for case, once, again in figures.rows
         ]  # fmt: skip
+        proof = {"verdict": verdict, "reason": parity.reason, "earlier": parity.earlier} if verdict else None
         known = {key: getattr(figures, key) for key in ("total", "worth", "pairs", "noise")}
-        parts = {"parity": proof if verdict else None, "subsets": subsets, "beside": parity.beside}
-        return {"protocol": protocol, **parts, **known}
+        return {"protocol": protocol, "parity": proof, "subsets": subsets, "beside": parity.beside, **known}
 
     def list_problems(self, file: File) -> Iterable[str]:
         if PARITY not in file.cases:
             yield f"cases: {PARITY!r} is missing"
             return
-        figures, least = Figures(file), frame.find_floor_ms(file)
+        figures = Figures(file)
         sets = [frozenset(case.rungs) for case, _, _ in figures.rows]
         if len({*sets}) < len(sets) or not frozenset().union(*sets) <= {*figures.rungs}:
             yield "cases: a subset is there twice, or has rungs that the ladder lacks"
         for key, each in file.observed.items():
-            times = (each.look.gpu_ms or each.look.wall_ms or []) if each.look else []
-            if any(ms < least for ms in times):
-                yield f"{key}: faster than this machine can compute"
             if each.look and time_ms(each.look, figures.clock) is None:
                 yield f"{key}: no {figures.clock} time"
             if key != PARITY and (each.status == "ok") != (each.look is not None):
-                yield f"{key}: a time, but not the status ok, or the other way round"
+                yield f"{key}: {each.status} contradicts its look"
 
     def list_cautions(self, file: File) -> list[str]:
         from ladder.engine import looks
@@ -315,8 +303,32 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
 
     def list_tables(self, file: File) -> Iterable[Table]:
         figures = Figures(file)
-        yield dataclasses.replace(make_table(figures), notes=list_findings(figures))
-        yield from (table for table in (make_pairs_table(figures), make_beside_table(figures)) if table.rows)
+        yield make_table(figures)
+        known = sorted((pair for pair in figures.pairs if pair.gain is not None), key=_rank_pair)[:SHOWN]
+        columns = [Column("pair"), Column("interaction", "factor"), Column("95% interval", "interval")]
+        if known:
+            pairs = [
+                [f"{each.first}, {each.second}", _factor(each.gain), _factors(each.interval)]
+                for each in known
+            ]
+            yield Table(columns, pairs)
+        columns = [
+            Column("rung"), Column("run"), Column("GPU", "factor"), Column("interval", "interval", 1),
+            Column("step", "factor", 2), Column("interval", "interval", 3),
+        ]  # fmt: skip
+        beside = [
+            [
+                each.rung,
+                f"{each.mode}, {each.started[:10]}",
+                each.gpu,
+                each.gpu_interval,
+                each.wall,
+                each.wall_interval,
+            ]
+            for each in figures.parity.beside
+        ]
+        if beside:  # with their days: newer runs may say more
+            yield Table(columns, beside)
 
     def draw(self, file: File, kind: str) -> bytes:
         return drawing.save(lambda: _draw_figure(Figures(file), file), kind)
@@ -372,15 +384,11 @@ def read_beside(job: Job, changes: Changes) -> list[Beside]:
     for mode in (modes.SOLO, modes.LEAVE_ONE_OUT):
         best = max((run for run in same if ranking.mode(run) == mode), key=ranking.rank, default=None)
         for rung in best.rungs if best else ():
-            gain, gpu = rung.gain, rung.gpu_gain
-            if best and rung.name in changes.changes and (gain or gpu):
-                beside.append(
-                    Beside(
-                        mode=cast(Any, mode), started=best.started, rung=rung.name,
-                        wall=gain.ratio if gain else None, wall_interval=gain.interval if gain else None,
-                        gpu=gpu.ratio if gpu else None, gpu_interval=gpu.interval if gpu else None,
-                    )
-                )  # fmt: skip
+            wall, gpu = rung.gain, rung.gpu_gain
+            if best and rung.name in changes.changes and (wall or gpu):
+                each = Beside(mode=cast(Any, mode), started=best.started, rung=rung.name)
+                each = replace(each, wall=wall.ratio, wall_interval=wall.interval) if wall else each
+                beside.append(replace(each, gpu=gpu.ratio, gpu_interval=gpu.interval) if gpu else each)
     return beside
 
 
@@ -397,6 +405,10 @@ def _factors(logs: Sequence[float | None] | None) -> list[float] | None:
 
 def _show(log: float | None) -> str:
     return texts.fine_factor(_factor(log))
+
+
+def _rank_pair(pair: Pair) -> float:
+    return -abs(pair.gain or 0.0)
 
 
 def describe_clock(figures: Figures) -> str:
@@ -423,46 +435,13 @@ def make_table(figures: Figures) -> Table:
     if total is not None:
         row = ["all together", _factor(total.gain), _factors(total.interval), total.ms if whole else None]
         rows.append([*row, *[None] * 4, ""])
-    return Table(columns, rows).drop_empty()
-
-
-def make_pairs_table(figures: Figures) -> Table:
-    """Return the pairs that need or hinder each other most, with the factor and its interval."""
-    known = sorted((pair for pair in figures.pairs if pair.gain is not None), key=_rank_pair)[:SHOWN]
-    return Table(
-        [Column("pair"), Column("interaction", "factor"), Column("95% interval", "interval")],
-        [[f"{pair.first}, {pair.second}", _factor(pair.gain), _factors(pair.interval)] for pair in known],
-    )
-
-
-def _rank_pair(pair: Pair) -> float:
-    return -abs(pair.gain or 0.0)
-
-
-def make_beside_table(figures: Figures) -> Table:
-    """Return what stored solo and leave-one-out runs say of the rungs, with their days: newer runs may say more."""
-    columns = [
-        Column("rung"), Column("run"), Column("GPU", "factor"), Column("interval", "interval", 1),
-        Column("step", "factor", 2), Column("interval", "interval", 3),
-    ]  # fmt: skip
-    rows = [
-        [
-            each.rung,
-            f"{each.mode}, {each.started[:10]}",
-            each.gpu,
-            each.gpu_interval,
-            each.wall,
-            each.wall_interval,
-        ]
-        for each in figures.parity.beside
-    ]
-    return Table(columns, rows)
+    return Table(columns, rows, notes=list_findings(figures)).drop_empty()
 
 
 def list_findings(figures: Figures) -> list[str]:
     """Return the findings, one sentence each: how much is the order, which pairs act on each other, the noise."""
     parity, noise, total = figures.parity, figures.noise, figures.total
-    skipped = [f"{name} is left out: {why}." for name, why in figures.parity.skipped.items()]
+    skipped = [f"{name} is left out: {why}." for name, why in parity.skipped.items()]
     if parity.status != "ok":
         return [f"Nothing was measured, because the whole ladder failed parity: {parity.reason}.", *skipped]
     findings = []
@@ -481,14 +460,12 @@ def list_findings(figures: Figures) -> list[str]:
             f" {_show(most.least)} to {_show(most.most)} from its worst place to its best."
         )
     known = [each for each in figures.pairs if each.gain is not None]
-    sure = sorted(
-        (each for each in known if is_beyond_noise(each, noise, len(figures.pairs))), key=_rank_pair
-    )
-    findings += [
-        f"{pair.first} and {pair.second} act on each other most: together they gain {_show(pair.gain)} the product of"
-        " their gains without each other."
-        for pair in sure[:1]
-    ]
+    sure = [each for each in known if is_beyond_noise(each, noise, len(figures.pairs))]
+    if pair := min(sure, key=_rank_pair, default=None):
+        findings.append(
+            f"{pair.first} and {pair.second} act on each other most: together they gain {_show(pair.gain)} the product"
+            " of their gains without each other."
+        )
     findings.append(f"{len(sure)} of {len(known)} pairs are beyond the noise.")
     if noise is not None:
         findings.append(
@@ -534,17 +511,13 @@ def _draw_figure(figures: Figures, file: File) -> Any:
     title = f"gain {'on average over all orders' if figures.is_whole else 'at the top of the ladder'}"
     for each, words in ((bars, title), (axes, "two rungs together, beyond each without the other")):
         each.set_title(words, loc="left", fontsize=10.5, fontweight="bold", color=LIGHT.ink)
-    notes = next((f" ({line})" for line in frame.list_cautions(STUDY, file)), "")
-    orders = (
+    question = f"what each rung is worth {figures.place}"
+    under = f"{frame.describe_workload(file)}; {describe_clock(figures)}. Line in a bar: 95% interval."
+    under += (
         " Diamond: in the ladder's order. Line under it: worst to best order." if figures.is_whole else ""
     )
-    drawing.draw_heading(
-        figure,
-        f"{file.machine.gpu or file.machine.cpu}: what each rung is worth {figures.place}{notes}",
-        f"{frame.describe_workload(file)}; {describe_clock(figures)}. Line in a bar: 95% interval.{orders}"
-        f" PyTorch {file.machine.torch}.",
-        lines,
-    )
+    under += f" PyTorch {file.machine.torch}."
+    frame.draw_heading(STUDY, file, figure, question, under, lines)
     return figure
 
 

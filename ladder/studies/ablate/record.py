@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import math
 import statistics
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from ladder.core.options import Seed, declare_option
 from ladder.core.records import Factor, Name, Record, Started, Text, size_between
 from ladder.results.file import Look
 from ladder.stats import estimates, shapley
 from ladder.stats.shapley import NOTHING, Subset, Weights
 from ladder.studies import frame
-from ladder.studies.frame import StudyFile
+from ladder.studies.base import StudyFile
 
 GPU, WALL = "gpu", "wall"
 PARITY, AGAIN = "parity of the whole ladder", " again, in a fresh process"  # a key, and the end of one
@@ -27,12 +27,8 @@ Bounds = Annotated[list[Factor], size_between(2, 2)]
 class Options(frame.Options):
     """The options of `ladder ablate`."""
 
-    ladder: Annotated[str, declare_option("The ladder whose rungs are used.", metavar="NAME|FILE")] = (
-        "article"
-    )
-    seed: Annotated[
-        Seed, declare_option("Seed for weights and latents, and for the choice and order of subsets.")
-    ] = 0
+    ladder: frame.Ladder = "article"
+    seed: frame.Seed = 0
 
 
 class Case(frame.Case, kw_only=True):
@@ -69,6 +65,9 @@ class Observed(frame.Compared, kw_only=True):
     earlier: bool | None = None
     skipped: Annotated[dict[Name, Text], size_between(100)] = {}
     beside: Annotated[list[Beside], size_between(200)] = []
+
+    def list_times(self) -> Iterable[float]:
+        return (self.look.gpu_ms or self.look.wall_ms or ()) if self.look else ()
 
 
 File = StudyFile[Options, Case, Observed]
@@ -171,17 +170,15 @@ class Figures:
     def _derive_noise(self) -> Noise | None:
         """Return the error of one measurement, None from fewer than three subsets that were repeated.
 
-        The difference of two measurements of a subset holds the errors of both. So half of its variance is at least
-        the variance of one in the one process. Its mean is the difference of the processes, which cancels in every
-        gain.
+        The difference of two measurements of a subset holds the errors of both, so half of its variance is at least
+        the variance of one in the one process. Its mean, that of the processes, cancels in every gain.
         """
         times = [(time_ms(once, self.clock), time_ms(again, self.clock)) for once, again in self.both]
         apart = [math.log(again / once) for once, again in times if once and again]
         if len(apart) < LEAST_PAIRS:
             return None
-        return Noise(
-            sd=statistics.stdev(apart) / math.sqrt(2), freedom=len(apart) - 1, shift=statistics.fmean(apart)
-        )
+        mean, freedom = statistics.fmean(apart), len(apart) - 1
+        return Noise(sd=statistics.stdev(apart) / math.sqrt(2), freedom=freedom, shift=mean)
 
     def derive_gain(self, weights: Weights | None) -> tuple[float | None, list[float] | None]:
         """Return a sum of logarithms and its 95% interval; None without weights, or without a known error."""
@@ -209,17 +206,12 @@ class Figures:
         last = self.weigh_saving(whole - {rung} if self.is_whole else self.outs.get((rung,)), whole)
         left_out, left_out_interval = self.derive_gain(last)
         return Worth(
-            rung=rung,
-            gain=gain,
-            interval=interval,
+            rung=rung, gain=gain, interval=interval, left_out=left_out, left_out_interval=left_out_interval,
             ms=None if mean is None else shapley.apply_weights(mean, self.times),
-            least=min(gains, default=None),
-            most=max(gains, default=None),
+            least=min(gains, default=None), most=max(gains, default=None),
             staircase=self.derive_gain(self.weigh_saving(before, after))[0] if self.is_whole else None,
             alone=self.derive_gain(self.weigh_saving(NOTHING, frozenset({rung})))[0],
-            left_out=left_out,
-            left_out_interval=left_out_interval,
-        )
+        )  # fmt: skip
 
     @functools.cached_property
     def pairs(self) -> list[Pair]:

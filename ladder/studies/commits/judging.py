@@ -11,10 +11,12 @@ verdict takes three rounds: many samples of few processes support none.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
+from msgspec import structs
 from msgspec.structs import replace
 
 from ladder.core.protocol import CYCLE_STEPS
@@ -55,14 +57,15 @@ def list_complete(times: Times) -> list[int]:
 
 def build_quantity(times_by_rung: Mapping[str, Times], kinds: Mapping[str, str], *, is_gpu: bool) -> Quantity:
     """Return wall or GPU time of a comparison; `kinds` are "eager" or "captured" by rung."""
-    logs, sides = {}, {}
-    for rung, times in times_by_rung.items():
-        complete = list_complete(times)
-        for side in SIDES:
-            logs[f"{rung} {side}"] = {number: math.log(times[side][number]) for number in complete}
-            sides[f"{rung} {side}"] = kinds[rung]
+    logs = {
+        f"{rung} {side}": {number: math.log(times[side][number]) for number in list_complete(times)}
+        for rung, times in times_by_rung.items()
+        for side in SIDES
+    }
     twins = [(f"{rung} {BASE}", f"{rung} {TWIN}") for rung in times_by_rung]
-    return answers.make_quantity(logs, sides, twins, is_gpu=is_gpu)
+    return answers.make_quantity(
+        logs, {name: kinds[name.rpartition(" ")[0]] for name in logs}, twins, is_gpu=is_gpu
+    )
 
 
 def find_difference(of: Quantity, rung: str) -> Difference | None:
@@ -109,15 +112,12 @@ def wants_rounds(file: File, alive: Iterable[str]) -> bool:
     """
     programs = list_programs(file)
     wall, gpu = (read_quantity(programs, file.machine.device, is_gpu=is_gpu)[1] for is_gpu in (False, True))
-    wide, counts = False, []
-    for rung in alive:
-        of = gpu if f"{rung} {HEAD}" in gpu.kinds else wall
-        counts.append(len(of.paired(f"{rung} {BASE}", f"{rung} {HEAD}")))
-        resolution = find_resolution(of, rung)
-        wide |= resolution is None or resolution > ENOUGH
+    deciding = {rung: gpu if f"{rung} {HEAD}" in gpu.kinds else wall for rung in alive}
+    counts = [len(of.paired(f"{rung} {BASE}", f"{rung} {HEAD}")) for rung, of in deciding.items()]
     if not counts or max(counts) >= MOST_ROUNDS:
         return False
-    return min(counts) < LEAST_ROUNDS or wide
+    widths = [find_resolution(of, rung) for rung, of in deciding.items()]
+    return min(counts) < LEAST_ROUNDS or any(width is None or width > ENOUGH for width in widths)
 
 
 # --- the programs of a file -------------------------------------------------------------------------------------------
@@ -127,22 +127,21 @@ def list_programs(file: File) -> dict[str, Program]:
     """Return the rungs on each side by name, with what all generations showed."""
     observed = [file.observed[key] for key in sorted(file.observed, key=read_number)]
     programs = {}
-    for rung, recipe in next(iter(file.cases.values())).recipes.items():
-        for side in SIDES:
-            name = f"{rung} {side}"
-            visits = [each.programs[name] for each in observed if name in each.programs]
-            rounds = [visit.round for visit in visits if visit.round]
-            out = next((visit for visit in visits if visit.status != "ok"), None)
-            status, reason = (out.status, out.reason) if out else ("ok" if rounds else "n/a", None)
-            if rounds and not out and all(each.alloc_retries for each in rounds):
-                status, reason = "invalid", derive.void_memory(rounds[-1].alloc_retries or None)
-            first = {
-                key: next((value for visit in visits if (value := getattr(visit, key)) is not None), None)
-                for key in ("settings", "choices", "profile")
-            }
-            programs[name] = Program(
-                rung=rung, side=side, status=status, reason=reason, recipe=recipe, rounds=rounds, **first
-            )
+    for rung, side in itertools.product(recipes := next(iter(file.cases.values())).recipes, SIDES):
+        name = f"{rung} {side}"
+        visits = [each.programs[name] for each in observed if name in each.programs]
+        rounds = [visit.round for visit in visits if visit.round]
+        out = next((visit for visit in visits if visit.status != "ok"), None)
+        status, reason = (out.status, out.reason) if out else ("ok" if rounds else "n/a", None)
+        if rounds and not out and all(each.alloc_retries for each in rounds):
+            status, reason = "invalid", derive.void_memory(rounds[-1].alloc_retries or None)
+        first = {
+            key: next((value for visit in visits if (value := getattr(visit, key)) is not None), None)
+            for key in ("settings", "choices", "profile")
+        }
+        programs[name] = Program(
+            rung=rung, side=side, status=status, reason=reason, recipe=recipes[rung], rounds=rounds, **first
+        )
     return programs
 
 
@@ -166,28 +165,28 @@ def judge(file: File) -> Judged:
     """Return the verdicts of each rung, computed from the programs' raw rounds."""
     programs, case, device = list_programs(file), next(iter(file.cases.values())), file.machine.device
     wall, gpu = (derive_answers(programs, device, is_gpu=is_gpu) for is_gpu in (False, True))
-    rungs = []
+    names, rungs = {BASE: "BASE", HEAD: "HEAD", TWIN: "BASE's second visit"}, []
     for rung in case.recipes:
         of_wall, of_gpu = wall[rung], gpu[rung] if device == "cuda" else None
         sides = {side: programs[f"{rung} {side}"] for side in SIDES}
-        if reason := _find_failure(sides):
-            verdict = BROKEN if _is_broken(sides) else None
-            of_wall, of_gpu = replace(of_wall, reason=reason, verdict=verdict), None
-        shown = {name: getattr(of_wall, name) for name in Answered.__struct_fields__}
+        if out := next((side for side in SIDES if sides[side].reason), None):
+            head, reason = sides[HEAD], f"{names[out]}: {sides[out].status}: {sides[out].reason}"
+            is_throttled = (head.reason or "").startswith(
+                "throttled:"
+            )  # by the GPU, see `ladder.machine.gpu_state`
+            is_broken = sides[BASE].status == "ok" and head.status in OUT and not is_throttled
+            of_wall, of_gpu = replace(of_wall, reason=reason, verdict=BROKEN if is_broken else None), None
         title = catalog.load_rung(rung).title if rung in catalog.list_rungs() else rung
-        rungs.append(JudgedRung(name=rung, title=title, gpu=of_gpu, **shown))
+        rungs.append(JudgedRung(name=rung, title=title, gpu=of_gpu, **structs.asdict(of_wall)))
     notes = ["kernels and stylegan_lite are the same in both commits: whatever differs is noise"]
-    return Judged(
-        base=case.base,
-        head=case.head,
-        protocol=Protocol(
-            file.options.rounds is not None, len(file.observed), CYCLES, CYCLE_STEPS, file.options.seed
-        ),
-        gpu=next((each.gpu for each in reversed(file.observed.values()) if each.gpu), None),
-        notes=notes * (case.base.measured_code == case.head.measured_code),
-        rungs=rungs,
-        programs=list(programs.values()),
+    rules = Protocol(
+        file.options.rounds is not None, len(file.observed), CYCLES, CYCLE_STEPS, file.options.seed
     )
+    return Judged(
+        base=case.base, head=case.head, protocol=rules, rungs=rungs, programs=list(programs.values()),
+        gpu=next((each.gpu for each in reversed(file.observed.values()) if each.gpu), None),
+        notes=notes if case.base.measured_code == case.head.measured_code else [],
+    )  # fmt: skip
 
 
 def derive_answers(programs: Programs, device: str, *, is_gpu: bool) -> dict[str, Answered]:
@@ -196,27 +195,17 @@ def derive_answers(programs: Programs, device: str, *, is_gpu: bool) -> dict[str
     decided, answered = decide(of, times_by_rung), {}
     for rung, times in times_by_rung.items():
         answer, rounds = decided.get(rung), len(list_complete(times))
-        shown = Answered(
-            base_ms=estimates.median([*times[BASE].values(), *times[TWIN].values()]),
-            head_ms=estimates.median(list(times[HEAD].values())),
-            rounds=rounds,
-        )
+        base_ms = estimates.median([*times[BASE].values(), *times[TWIN].values()])
+        shown = Answered(base_ms=base_ms, head_ms=estimates.median(list(times[HEAD].values())), rounds=rounds)
         if answer is not None and answer.effect is not None and answer.interval is not None:
             answered[rung] = replace(
-                shown,
-                verdict=answer.verdict,
-                ratio=math.exp(answer.effect),
-                interval=[math.exp(bound) for bound in answer.interval],
-                confidence=answer.confidence,
-                floor=answer.floor,
-                least=answer.least,
-                resolution=find_resolution(of, rung),
-                below=answer.below,
-            )
+                shown, verdict=answer.verdict, ratio=math.exp(answer.effect), confidence=answer.confidence,
+                interval=[math.exp(bound) for bound in answer.interval], floor=answer.floor, least=answer.least,
+                resolution=find_resolution(of, rung), below=answer.below,
+            )  # fmt: skip
             continue
-        void = [
-            each.gpu_void for side in SIDES for each in programs[f"{rung} {side}"].rounds if each.gpu_void
-        ]
+        sides = (programs[f"{rung} {side}"] for side in SIDES)
+        void = [each.gpu_void for side in sides for each in side.rounds if each.gpu_void]
         reason = f"{rounds} of {LEAST_ROUNDS} generations: too few for a verdict"
         answered[rung] = replace(shown, reason=void[0] if is_gpu and void and not rounds else reason)
     return answered
@@ -231,26 +220,10 @@ def read_quantity(programs: Programs, device: str, *, is_gpu: bool) -> tuple[Map
     return times, build_quantity(times, kinds, is_gpu=is_gpu)
 
 
-def _find_failure(sides: Programs) -> str | None:
-    """Return why a rung has no verdict for a program that is out of the run, or None."""
-    names = {BASE: "BASE", HEAD: "HEAD", TWIN: "BASE's second visit"}
-    failures = (f"{names[side]}: {each.status}: {each.reason}" for side, each in sides.items() if each.reason)
-    return next(failures, None)
-
-
-def _is_broken(sides: Programs) -> bool:
-    base, head = sides[BASE], sides[HEAD]
-    throttled = (head.reason or "").startswith(
-        "throttled:"
-    )  # the GPU's fault, see `ladder.machine.gpu_state`
-    return base.status == "ok" and head.status in OUT and not throttled
-
-
 def list_slower(rung: JudgedRung) -> list[str]:
     """Return the quantities in which HEAD made a rung slower: wall time, GPU time."""
-    return [
-        of for of, answer in ((WALL, rung), (GPU, rung.gpu)) if answer and answer.verdict == answers.SLOWER
-    ]
+    both = ((WALL, rung), (GPU, rung.gpu))
+    return [of for of, answer in both if answer and answer.verdict == answers.SLOWER]
 
 
 def list_alarms(result: Judged) -> list[JudgedRung]:

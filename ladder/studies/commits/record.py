@@ -5,19 +5,20 @@ A file holds observations alone. Verdicts, ratios and accepted slowdowns follow 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
 
 from ladder.core import records as r
-from ladder.core.options import Seed, declare_option
+from ladder.core.options import declare_option
 from ladder.core.records import Record, size_between
 from ladder.results import run
 from ladder.results.file import KernelProfile, Round, Status
 from ladder.results.run import RunGpu
 from ladder.studies import frame
-from ladder.studies.frame import StudyFile
+from ladder.studies.base import StudyFile
 
 BASE, HEAD, TWIN = "base", "head", "twin"
 SIDES = (BASE, HEAD, TWIN)
@@ -34,10 +35,10 @@ class Options(frame.Options):
         "The commit that may be slower. [default: HEAD]", metavar="COMMIT")] = None
     rungs: Annotated[r.Text | None, declare_option(
         "Rungs to measure. [default: the lowest and the highest that run here]", metavar="A,B,...")] = None
-    ladder: Annotated[str, declare_option("The ladder of the rungs.", metavar="NAME|FILE")] = "full"
+    ladder: frame.Ladder = "full"
     rounds: Annotated[Annotated[int, Meta(ge=3, le=100)] | None, declare_option(
         "Exact number of generations. [default: 3 to 12, as the budget allows]", flags=["--generations"])] = None
-    seed: Annotated[Seed, declare_option("Seed for weights, latents, and the order of images and visits.")] = 0
+    seed: frame.Seed = 0
     report: Annotated[Path | None, declare_option("Measure nothing; judge this file again.", metavar="FILE")] = None
     markdown: Annotated[Path | None, declare_option(
         "Write the table to this file, for a pull request.", metavar="FILE")] = None
@@ -82,6 +83,9 @@ class Observed(frame.Observation, kw_only=True):
 
     programs: Annotated[dict[r.Line, Visit], size_between(3 * MOST_RUNGS)] = {}
     gpu: RunGpu | None = None
+
+    def list_times(self) -> Iterable[float]:
+        return (ms for visit in self.programs.values() if visit.round for ms in visit.round.samples_ms)
 
 
 File = StudyFile[Options, Case, Observed]

@@ -24,11 +24,12 @@ from ladder.core.paths import ROOT
 from ladder.core.records import read_record, write_record
 from ladder.machine import neighbours
 from ladder.report import output, tables, tiles
-from ladder.results import identity, parts, plausible
+from ladder.results import identity, parts
 from ladder.results.run import RunGpu
 from ladder.show.table import Column, Table
 from ladder.stats import answers, rounds_budget
 from ladder.studies import frame
+from ladder.studies.base import Session, Study
 from ladder.studies.commits import checkouts, judging, known
 from ladder.studies.commits.judging import BROKEN, GPU, LEAST_ROUNDS, MOST_ROUNDS, WALL
 from ladder.studies.commits.record import (
@@ -48,7 +49,6 @@ from ladder.studies.commits.record import (
     Options,
     Visit,
 )
-from ladder.studies.frame import Session, Study
 
 if TYPE_CHECKING:
     from ladder.engine.outcomes import Program, Visited
@@ -56,17 +56,10 @@ if TYPE_CHECKING:
 
 MARK = "<!-- ladder bench-compare -->"  # by which the comment of an earlier run is found and replaced
 COLUMNS = (
-    Column("rung"),
-    Column("of"),
-    Column("BASE ms", "ms", 2),
-    Column("HEAD ms", "ms", 2),
-    Column("change of time", "change", 1),
-    Column("95% interval", "changes", 4),
-    Column("verdict"),
-    Column("noise floor", "difference", 6),
-    Column("seen from", "difference", 5),
-    Column("generations", "count", 7),
-)
+    Column("rung"), Column("of"), Column("BASE ms", "ms", 2), Column("HEAD ms", "ms", 2),
+    Column("change of time", "change", 1), Column("95% interval", "changes", 4), Column("verdict"),
+    Column("noise floor", "difference", 6), Column("seen from", "difference", 5), Column("generations", "count", 7),
+)  # fmt: skip
 
 
 class CommitsStudy(Study[Options, Case, Observed]):
@@ -151,15 +144,11 @@ ladder bench-compare --report results/compare/FILE.json --markdown comment.md"""
         with contextlib.closing(sitting.rounds.round(judging.read_number(key) - 1, due, is_due)) as visited:
             for each in visited:
                 name = each.program.name
-                visits[name] = make_visit(each, is_first=not programs[name].rounds)
-                reason = visits[name].reason
-                if reason:
-                    programs[name] = replace(programs[name], reason=reason)
-                else:
-                    programs[name] = replace(
-                        programs[name], rounds=[*programs[name].rounds, visits[name].round]
-                    )
-                session.report(f"{name}: {reason or 'visited'}")
+                before = programs[name]
+                visit = visits[name] = make_visit(each, is_first=not before.rounds)
+                rounds = [*before.rounds, *([visit.round] if visit.round else [])]
+                programs[name] = replace(before, reason=visit.reason or before.reason, rounds=rounds)
+                session.report(f"{name}: {visit.reason or 'visited'}")
         gpu = sitting.rounds.visits.summary(each for program in programs.values() for each in program.rounds)
         return Observed(programs=visits, gpu=read_record(RunGpu, text.fit_texts(gpu)) if gpu else None)
 
@@ -248,14 +237,10 @@ def plan_case(job: Job) -> Case:
         return Commit(commit, text.make_display(name), checkouts.read_hashes(commit))
 
     base, head = resolve(options.base or "main", "BASE"), resolve(options.head or "HEAD", "HEAD")
-    names = shared.split_names(options.rungs)
-    known_here = frame.plan_rungs(job, options.ladder, names or [])
-    recipes = (
-        known_here
-        if names
-        else {name: known_here[name] for name in (*[*known_here][:1], *[*known_here][-1:])}
-    )
-    return Case(base, head, recipes)
+    names = shared.split_names(options.rungs) or []
+    recipes = frame.plan_rungs(job, options.ladder, names)
+    ends = [*recipes][:1] + [*recipes][-1:]
+    return Case(base, head, {name: recipes[name] for name in names or ends})
 
 
 @contextlib.contextmanager
@@ -295,7 +280,6 @@ def make_visit(visited: Visited, is_first: bool) -> Visit:
 
 def find_problems(file: File) -> Iterator[str]:
     """Yield what no genuine comparison holds."""
-    least = plausible.floor_ms(write_record(file.machine), file.workload or {})
     first = next(iter(file.cases.values()))
     names = {f"{rung} {side}" for rung in first.recipes for side in SIDES}
     for rung, recipe in first.recipes.items():
@@ -306,22 +290,15 @@ def find_problems(file: File) -> Iterator[str]:
             yield f"cases.{text.escape_controls(key)}: not the generation after the one before it"
     for key, observed in file.observed.items():
         for name, visit in observed.programs.items():
-            where = f"observed.{key}.programs.{text.escape_controls(name)}"
+            where, seen = f"observed.{key}.programs.{text.escape_controls(name)}", visit.round
             if name not in names:
                 yield f"{where}: not BASE, HEAD and BASE again of its rungs"
             if problem := identity.find_settings_problem(visit.settings, f"{where}.settings"):
                 yield problem
-            if (visit.status == "ok") != (visit.round is not None) or (visit.round is None) != bool(
-                visit.reason
-            ):
+            if not (visit.status == "ok") == bool(seen) == (not visit.reason):
                 yield f"{where}.status: {visit.status} contradicts its round and its reason"
-            if visit.round and (
-                visit.round.round != judging.read_number(key) - 1 or not visit.round.samples_ms
-            ):
+            if seen and (seen.round != judging.read_number(key) - 1 or not seen.samples_ms):
                 yield f"{where}.round: not of this generation, or without samples"
-            rounds = [write_record(visit.round)] if visit.round else []
-            if too_fast := plausible.program_too_fast({"rounds": rounds}, least):
-                yield f"{where}: {too_fast}"
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------------

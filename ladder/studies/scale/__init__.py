@@ -10,13 +10,14 @@ from msgspec.structs import replace
 from ladder.core.errors import UserError
 from ladder.core.job import Job
 from ladder.core.options import whole_numbers
+from ladder.machine import neighbours
 from ladder.report import drawing
 from ladder.results import publishable
 from ladder.results import store as results
 from ladder.show.table import Column, Table
 from ladder.show.themes import LIGHT
 from ladder.studies import frame
-from ladder.studies.frame import Session, Study
+from ladder.studies.base import Session, Study
 from ladder.studies.scale import record
 from ladder.studies.scale.record import STRONG, WAYS, WEAK, Case, File, Observed, Options
 
@@ -67,14 +68,13 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
             raise UserError(f"none of these ways runs here: {points[0].way}: {points[0].problem}")
         most = {case.way: case for case in sorted(able, key=lambda case: case.gpus) if case.gpus > 1}
         # One group a GPU, and path length for each: the reference in FP64 of the total batch stays small.
-        share = max(
-            int(job.workload.get(key) or least) for key, least in (("mbstd_group", 4), ("pl_batch_shrink", 2))
-        )
+        work = job.workload
+        share = max(int(work.get("mbstd_group") or 4), int(work.get("pl_batch_shrink") or 2))
+        proved = {} if job.options.no_proof else most
         proofs = [
-            replace(case, kind="proof", scaling=None, batch=case.gpus * share)
-            for case in ({} if job.options.no_proof else most).values()
+            replace(case, kind="proof", scaling=None, batch=case.gpus * share) for case in proved.values()
         ]
-        return {record.name_case(case): case for case in [*points, *proofs]}
+        return {case.key: case for case in [*points, *proofs]}
 
     def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
         names = ", ".join(dict.fromkeys(case.way for case in cases.values()))
@@ -114,18 +114,16 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
         return super().has_answers(file) and not any(0 < n < file.options.generations for n in lengths)
 
     def derive(self, file: File) -> Any:
-        options, proofs = file.options, []
-        for key, case in file.cases.items():
-            if case.kind == "proof" and (each := file.observed.get(key)) is not None:
-                about = {"way": case.way, "gpus": case.gpus, "batch": case.batch, "status": each.status}
-                proofs.append(about | {"reason": each.reason, "parity": each.verdict, "lines": each.lines})
+        proofs = [
+            {"way": case.way, "gpus": case.gpus, "batch": case.batch, "status": each.status, "reason": each.reason,
+             "parity": each.verdict, "lines": each.lines}
+            for case, each in list_proofs(file)
+        ]  # fmt: skip
+        options = file.options
         protocol = {
-            "generations": options.generations,
-            "visits": options.visits,
-            "seed": options.seed,
-            "backend": name_backend(file),
-            "notes": frame.list_cautions(self, file),
-        }
+            "generations": options.generations, "visits": options.visits, "seed": options.seed,
+            "backend": name_backend(file), "notes": frame.list_cautions(self, file),
+        }  # fmt: skip
         points = record.derive_points(file)
         return {"protocol": protocol, "proofs": proofs, "points": points, "merged": file.merged}
 
@@ -144,20 +142,14 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
                 yield f"{key}: {each.status} {'with' if each.runs else 'without'} a run"
             if len({run.generation for run in each.runs}) < len(each.runs):
                 yield f"{key}: a generation is there twice"
-            least = frame.find_floor_ms(file, batch=max(1, case.batch // case.gpus))
-            if any(ms < least for run in each.runs for ms in run.samples_ms):
-                yield f"{key}: faster than these GPUs can compute"
 
     def is_interrupted(self, file: File) -> bool:
         """Ways that lack generations are named: other ways of a result that was stopped are whole."""
         return not file.is_complete and not record.list_short(record.derive_points(file))
 
     def list_cautions(self, file: File) -> list[str]:
-        from ladder.machine import neighbours
-
         points = record.derive_points(file)
-        proofs = {key: case.way for key, case in file.cases.items() if case.kind == "proof"}
-        proved = {proofs[key] for key, each in file.observed.items() if key in proofs and each.status == "ok"}
+        proved = {case.way for case, each in list_proofs(file) if each.status == "ok"}
         lines = [] if any(point.runs for point in points) else [results.few()]
         if short := record.list_short(points):
             few = f"fewer than {results.FEWEST_ROUNDS} generations of"
@@ -193,19 +185,15 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
     def list_tables(self, file: File) -> Iterable[Table]:
         yield make_table(file)
         rows = []
-        for key, case in file.cases.items():
-            if case.kind == "proof" and (each := file.observed.get(key)) is not None:
-                is_ok = each.status == "ok"
-                result = f"{each.describe_parity()}; engaged" if is_ok else f"{each.status}: {each.reason}"
-                about = [f"{case.way} on {case.gpus} {name_ranks(file)}", case.batch, result]
-                rows += [[*about, line] for line in each.lines or [""]]
+        for case, each in list_proofs(file):
+            result = f"{each.describe_parity()}; engaged"
+            if each.status != "ok":
+                result = f"{each.status}: {each.reason}"
+            rows.append(
+                [f"{case.way} on {case.gpus} {name_ranks(file)}", case.batch, result, "; ".join(each.lines)]
+            )
+        titles = [Column("proof"), Column("batch", "count"), Column("result"), Column("receipt", priority=1)]
         if rows:
-            titles = [
-                Column("proof"),
-                Column("batch", "count"),
-                Column("result"),
-                Column("receipt", priority=1),
-            ]
             yield Table(titles, rows)
 
     def draw(self, file: File, kind: str) -> bytes:
@@ -245,7 +233,10 @@ def count_gpus(option: str | None, there: int | None) -> list[int]:
     return sorted(numbers)
 
 
-# --- the report -------------------------------------------------------------------------------------------------------
+def list_proofs(file: File) -> list[tuple[Case, Observed]]:
+    """Return the proofs of ways that were seen."""
+    proofs = {key: case for key, case in file.cases.items() if case.kind == "proof"}
+    return [(case, file.observed[key]) for key, case in proofs.items() if key in file.observed]
 
 
 def name_ranks(file: File) -> str:
@@ -305,18 +296,17 @@ def draw_figure(file: File, points: list[record.Point]) -> Any:
         for number, way in enumerate(ways):
             mine = [point for point in shown if (point.way, point.scaling) == (way, scaling)]
             values = [point.efficiency or 0.0 for point in mine]
-            ends = [
-                (point.low or value, point.high or value) for point, value in zip(mine, values, strict=True)
-            ]
-            error = [[max(0.0, v - low) for v, (low, _) in zip(values, ends, strict=True)],
-                     [max(0.0, high - v) for v, (_, high) in zip(values, ends, strict=True)]]  # fmt: skip
+            lows = [point.low or value for point, value in zip(mine, values, strict=True)]
+            highs = [point.high or value for point, value in zip(mine, values, strict=True)]
+            error = [[max(0.0, v - low) for v, low in zip(values, lows, strict=True)],
+                     [max(0.0, high - v) for v, high in zip(values, highs, strict=True)]]  # fmt: skip
             few = any(record.is_short(point, points) for point in mine)  # hollow: not to be quoted
             axes.errorbar(
                 [gpus.index(point.gpus) for point in mine], values, yerr=error, marker="o", markersize=4, capsize=3,
                 label=f"{way} ({TOO_FEW})" if few else way, color=colors[number % 4],
                 markerfacecolor="white" if few else None, linestyle=("-", "--")[number // 4 % 2],
             )  # fmt: skip
-            top = max([top, *(high for _, high in ends)])
+            top = max([top, *highs])
         if not ways:
             axes.text(
                 0.5, 0.5, "no way was measured on two numbers of GPUs", transform=axes.transAxes, ha="center"
@@ -329,9 +319,8 @@ def draw_figure(file: File, points: list[record.Point]) -> Any:
     figure.axes[0].set_ylabel("efficiency", color=LIGHT.muted)
     handles = figure.axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="upper left", bbox_to_anchor=(0.012, 0.915), ncols=3, frameon=False)
-    caution = next((f" ({line})" for line in frame.list_cautions(STUDY, file)), "")
-    title = f"{file.machine.gpu or file.machine.cpu}: does it scale?{caution}"
     work = file.workload or {}
     under = f"{work['name']}: {work['resolution']}x{work['resolution']}, {describe_generations(file)}"
-    drawing.draw_heading(figure, title, f"{under}, PyTorch {file.machine.torch}. Higher is better.")
+    under = f"{under}, PyTorch {file.machine.torch}. Higher is better."
+    frame.draw_heading(STUDY, file, figure, "does it scale?", under)
     return figure

@@ -35,7 +35,7 @@ from ladder.machine import gpu_state, neighbours, system
 from ladder.results import record
 from ladder.results.derive import void_memory
 from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
-from ladder.studies.frame import Session
+from ladder.studies.base import Session
 from ladder.studies.scale.record import STAYS, WAYS, Case, Observed, Run, find_end
 
 LEAD_IN = 2  # cycles of a group that are not timed
@@ -86,13 +86,10 @@ class State:
     def __init__(self, session: Session) -> None:
         self.session, self.job, self.report = session, session.job, session.report
         self.generations: int = self.job.options.generations
-        self.cases: dict[str, Case] = {
-            key: case for key, case in session.file.cases.items() if case.kind == "point"
-        }
+        seen, cases = session.file.observed, session.file.cases
+        self.cases: dict[str, Case] = {key: case for key, case in cases.items() if case.kind == "point"}
         self.observed: dict[str, Observed] = {
-            key: session.file.observed.get(key, Observed())
-            if case.problem is None
-            else Observed(status="n/a", reason=case.problem)
+            key: Observed(status="n/a", reason=case.problem) if case.problem else seen.get(key, Observed())
             for key, case in self.cases.items()
         }
         self.most = max(case.gpus for case in self.cases.values())
@@ -110,7 +107,14 @@ class State:
         for key, case in self.session.file.cases.items():
             mine = [each for each in due if self.cases[each].way == case.way]
             if case.kind == "proof" and mine and key not in self.session.file.observed:
-                self._prove(key, case, mine)
+                self.report(f"{case.way} on {case.gpus}: receipts and parity")
+                with Pool() as pool:
+                    proof = prove_way(pool, case, self.job.workload, self.job.device, self.job.options.seed)
+                self.session.keep(key, proof)
+                for each in mine:  # points of a way that fails are not timed
+                    if proof.status != "ok" and self.cases[each].gpus > 1:
+                        self._fail(each, WorkerFailure(proof.status, proof.reason or ""))
+                self.save()
         generation = find_end(self.session.file)
         while due := self.list_due():
             begin, minutes = time.monotonic(), self.job.minutes
@@ -144,17 +148,6 @@ class State:
     def count_done(self, keys: Sequence[str]) -> int:
         """Return how many generations each of these points has that is not out."""
         return min((len(self.observed[key].runs) for key in keys if key not in self.out), default=0)
-
-    def _prove(self, key: str, case: Case, due: Sequence[str]) -> None:
-        """Collect receipts and parity of a way on the most GPUs. Points of a way that fails are not timed."""
-        self.report(f"{case.way} on {case.gpus}: receipts and parity")
-        with Pool() as pool:
-            proof = prove_way(pool, case, self.job.workload, self.job.device, self.job.options.seed)
-        self.session.keep(key, proof)
-        for each in due:
-            if proof.status != "ok" and self.cases[each].gpus > 1:
-                self._fail(each, WorkerFailure(proof.status, proof.reason or ""))
-        self.save()
 
     def _measure(
         self, pool: Pool, shift: Sequence[str], generation: int, chance: random.Random
@@ -202,15 +195,36 @@ class State:
 
     def _visit(self, pool: Pool, generation: int, chance: random.Random) -> dict[str, Run]:
         """Time one cycle of each group in random order, again and again. Then finish and profile each."""
+        runs: dict[str, Run] = {}
+
+        def finish(each: _Alive) -> None:
+            each.others = neighbours.derive_share(each.before, neighbours.take_sample())
+            each.finished = each.group.call("finish", main=False, lazy=False)
+            for reply in each.finished:
+                if reason := void_memory(reply.get("alloc_retries")):
+                    raise WorkerFailure("invalid", reason)
+
+        def profile(loaded: Future[Any], each: _Alive) -> None:
+            loaded.result()
+            rest = rest_s([ms / 1000 for ms in each.samples_ms], is_captured(each.case.recipe))
+            profiled = each.group.call("profile", part="record", rest_s=rest)
+            peaks = {
+                name: [one[name] for one in each.finished if one.get(name) is not None] for name in PEAKS
+            }
+            runs[each.key] = Run(
+                generation=generation, samples_ms=each.samples_ms, prepare_s=round(each.prepare_s, 2),
+                rejected=len(each.rejected), others_cpu=each.others,
+                **{name: max(values, default=None) for name, values in peaks.items()}, **find_communication(profiled),
+            )  # fmt: skip
+
         for _ in range(self.job.options.visits):
             for each in chance.sample(self.alive, len(self.alive)):
                 self._guard(each, self._time)
         for each in [*self.alive]:
-            self._guard(each, _finish)
+            self._guard(each, finish)
         loading = [partial(each.group.call, "profile", part="load") for each in self.alive]
-        runs: dict[str, Run] = {}
         for each, loaded in zip([*self.alive], _run_at_once(pool, loading), strict=True):
-            self._guard(each, partial(_profile, loaded, runs, generation))
+            self._guard(each, partial(profile, loaded))
         return runs
 
     def _guard(self, each: _Alive, do: Callable[[_Alive], None]) -> None:
@@ -254,33 +268,6 @@ class State:
         with ThreadPoolExecutor(max(1, len(self.alive))) as threads:
             list(threads.map(lambda each: each.group.close(), self.alive))
         self.alive = []
-
-
-def _finish(each: _Alive) -> None:
-    """Take a group's peaks after its last timed cycle."""
-    each.others = neighbours.derive_share(each.before, neighbours.take_sample())
-    each.finished = each.group.call("finish", main=False, lazy=False)
-    for reply in each.finished:
-        if reason := void_memory(reply.get("alloc_retries")):
-            raise WorkerFailure("invalid", reason)
-
-
-def _profile(loaded: Future[Any], runs: dict[str, Run], generation: int, each: _Alive) -> None:
-    """Profile a group whose profilers have been loaded, and add its run."""
-    loaded.result()
-    rest = rest_s([ms / 1000 for ms in each.samples_ms], is_captured(each.case.recipe))
-    profiled = each.group.call("profile", part="record", rest_s=rest)
-    replies = each.finished
-    peaks = {name: [reply[name] for reply in replies if reply.get(name) is not None] for name in PEAKS}
-    runs[each.key] = Run(
-        generation=generation,
-        samples_ms=each.samples_ms,
-        prepare_s=round(each.prepare_s, 2),
-        rejected=len(each.rejected),
-        others_cpu=each.others,
-        **{name: max(values, default=None) for name, values in peaks.items()},
-        **find_communication(profiled),
-    )
 
 
 def list_shifts(

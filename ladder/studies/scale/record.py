@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from ladder.core import records as r
 from ladder.core import text
 from ladder.core.errors import UserError
-from ladder.core.options import Seed, declare_option
+from ladder.core.options import declare_option
 from ladder.core.plain import Fields as Recipe
 from ladder.results import store as results
 from ladder.results.file import Status
 from ladder.stats import estimates
 from ladder.studies import frame
-from ladder.studies.frame import StudyFile
+from ladder.studies.base import StudyFile
 
 WEAK, STRONG = "weak", "strong"
 FEWEST = results.FEWEST_ROUNDS  # generations of a point that is quoted
@@ -41,33 +41,20 @@ WAYS: dict[str, tuple[str, str, Recipe]] = {
 class Options(frame.Options):
     """The options of `ladder scale`."""
 
-    ways: Annotated[
-        list[r.Name], r.size_between(100), declare_option("Ways.", argument=True, metavar="[WAY]...")
-    ] = []
-    gpus: Annotated[
-        str | None,
-        declare_option(
-            "Numbers of GPUs, or of ranks on a CPU. [default: 1, 2, 4, ... all]", metavar="N,N,..."
-        ),
-    ] = None
-    scaling: Annotated[
-        Literal["weak", "strong", "both"],
-        declare_option("weak: the workload's batch on each GPU. strong: one total batch on any number."),
-    ] = "both"
-    total: Annotated[
-        Annotated[int, Meta(ge=1, le=2**16)] | None,
-        declare_option("Total batch of strong scaling. [default: that of weak scaling on the most GPUs]"),
-    ] = None
-    generations: Annotated[
-        int,
-        Meta(ge=1, le=100),
-        declare_option("Generations: fresh process groups of each point, including those of --resume."),
-    ] = 3
+    # fmt: off
+    ways: Annotated[list[r.Name], r.size_between(100), declare_option("Ways.", argument=True, metavar="[WAY]...")] = []
+    gpus: Annotated[str | None, declare_option(
+        "Numbers of GPUs, or of ranks on a CPU. [default: 1, 2, 4, ... all]", metavar="N,N,...")] = None
+    scaling: Annotated[Literal["weak", "strong", "both"], declare_option(
+        "weak: the workload's batch on each GPU. strong: one total batch on any number.")] = "both"
+    total: Annotated[Annotated[int, Meta(ge=1, le=2**16)] | None, declare_option(
+        "Total batch of strong scaling. [default: that of weak scaling on the most GPUs]")] = None
+    generations: Annotated[int, Meta(ge=1, le=100), declare_option(
+        "Generations: fresh process groups of each point, including those of --resume.")] = 3
     visits: Annotated[int, Meta(ge=1, le=1000), declare_option("Timed 16-step cycles of a group.")] = 3
     no_proof: Annotated[bool, declare_option("Leave out receipts and parity; the result says so.")] = False
-    seed: Annotated[
-        Seed, declare_option("Seed for weights, latents, and the order of images and visits.")
-    ] = 0
+    seed: frame.Seed = 0
+    # fmt: on
 
 
 class Case(frame.Case, kw_only=True):
@@ -80,6 +67,19 @@ class Case(frame.Case, kw_only=True):
     batch: Annotated[int, r.number_between(1, 2**20)]
     recipe: r.Fields
     problem: r.Text | None = None
+
+    @property
+    def key(self) -> str:
+        """Return the name of the case."""
+        return (
+            f"{self.way}, {self.scaling}, {self.gpus}"
+            if self.kind == "point"
+            else f"proof of {self.way} on {self.gpus}"
+        )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"batch": max(1, self.batch // self.gpus)}
 
     @property
     def series(self) -> tuple[str, str | None]:
@@ -122,21 +122,17 @@ class Observed(frame.Compared, kw_only=True):
     runs: Annotated[list[Run], r.size_between(1000)] = []
     lines: r.Notes = []
 
+    def list_times(self) -> Iterable[float]:
+        return (ms for run in self.runs for ms in run.samples_ms)
+
 
 File = StudyFile[Options, Case, Observed]
 
 
-# --- the points of a request ------------------------------------------------------------------------------------------
-
-
 def list_points(
-    names: Iterable[str],
-    able: Mapping[str, str | None],
-    workload: r.Fields,
-    gpus: Iterable[int],
-    scalings: Iterable[str],
-    total: int,
-) -> list[Case]:
+    names: Iterable[str], able: Mapping[str, str | None], workload: r.Fields, gpus: Iterable[int],
+    scalings: Iterable[str], total: int,
+) -> list[Case]:  # fmt: skip
     """Return the points of these ways (all, if none is named) on a machine with these capabilities.
 
     Weak ones have the workload's batch on each GPU, strong ones `total`. Alone a way has no reduction.
@@ -170,16 +166,6 @@ def list_points(
                 )
             )  # fmt: skip
     return points
-
-
-def name_case(case: Case) -> str:
-    """Return the key of a case."""
-    if case.kind == "proof":
-        return f"proof of {case.way} on {case.gpus}"
-    return f"{case.way}, {case.scaling}, {case.gpus}"
-
-
-# --- figures ----------------------------------------------------------------------------------------------------------
 
 
 class Point(r.Record, kw_only=True):
@@ -221,8 +207,7 @@ def derive_points(file: File) -> list[Point]:
     points = []
     for key, case in file.cases.items():
         if case.kind == "point":
-            otherwise = Observed(status="n/a", reason=case.problem or "not measured")
-            each = file.observed.get(key, otherwise)
+            each = file.observed.get(key, Observed(status="n/a", reason=case.problem or "not measured"))
             points.append(
                 Point(
                     way=case.way, scaling=case.scaling or WEAK, gpus=case.gpus, batch=case.batch,
@@ -242,21 +227,17 @@ def _derive_figures(point: Point, fewest: Point) -> Point:
     ratios = [unit * ratio for ratio in estimates.paired_ratios(fewest.medians, own)]
     is_alone = point.gpus == fewest.gpus or len(ratios) < FEWEST
     low, high = (None if is_alone else estimates.log_interval(ratios)) or (None, None)
-    medians = {}
-    for name in ("comm_ms", "exposed_ms", "peak_reserved_bytes"):
-        known = [float(value) for run in point.runs if (value := getattr(run, name)) is not None]
-        medians[name] = statistics.median(known) if known else None
+
+    def find_median(name: str) -> float | None:
+        return estimates.median(
+            [float(value) for run in point.runs if (value := getattr(run, name)) is not None]
+        )
+
     return replace(
-        point,
-        step_ms=step_ms,
-        images_per_s=1000 * point.batch / step_ms,
-        efficiency=statistics.median(ratios) if ratios else None,
-        low=low,
-        high=high,
-        comm_ms=medians["comm_ms"],
-        exposed_ms=medians["exposed_ms"],
-        peak_bytes=medians["peak_reserved_bytes"],
-    )
+        point, step_ms=step_ms, images_per_s=1000 * point.batch / step_ms,
+        efficiency=statistics.median(ratios) if ratios else None, low=low, high=high, comm_ms=find_median("comm_ms"),
+        exposed_ms=find_median("exposed_ms"), peak_bytes=find_median("peak_reserved_bytes"),
+    )  # fmt: skip
 
 
 def find_fewest(point: Point, points: Iterable[Point]) -> Point:
@@ -278,14 +259,12 @@ def is_short(point: Point, points: Iterable[Point]) -> bool:
 
 def list_short(points: Sequence[Point]) -> list[str]:
     """Return the names of the ways with too few generations, with their GPUs if other points have enough."""
-    measured = [point for point in points if point.runs]
-    short = [point for point in measured if is_short(point, points)]
     names = []
-    for way, scaling in dict.fromkeys(point.series for point in short):
-        name = way if len({point.scaling for point in measured}) == 1 else f"{scaling} {way}"
-        few = [str(point.gpus) for point in short if point.series == (way, scaling)]
-        is_whole = len(few) == sum(point.series == (way, scaling) for point in measured)
-        names.append(name if is_whole else f"{name} on {' and '.join(few)}")
+    for series in dict.fromkeys(point.series for point in points):
+        measured = [point for point in points if point.series == series and point.runs]
+        few = [point for point in measured if is_short(point, points)]
+        on = f" on {', '.join(str(point.gpus) for point in few)}" if len(few) < len(measured) else ""
+        names += [f"{' '.join(series)}{on}"] if few else []
     return names
 
 
