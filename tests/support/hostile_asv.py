@@ -136,7 +136,7 @@ RESULT_FILES: dict[str, tuple[Plant, str]] = {
     "a host's name as the machine": (put("params", "machine", "bobs-pc"), "not made from its hardware"),
     "another folder's machine": (_moved, "in the folder of"),
     "a fact that is a list": (put("params", "ram", [1]), "params.ram: "),
-    "the path of an interpreter": (put("python", "/home/bob/venv/bin/python"), "no path of an interpreter"),
+    "the path of an interpreter": (put("python", "/home/bob/venv/bin/python"), "is not a version of Python"),
     "a path as the operating system": (put("params", "os", "Linux /home/bob"), "without absolute paths"),
     "an environment named ../x": (put("env_name", "../x"), "env_name: '../x' is not the name"),
     "another commit than the file's name": (put("commit_hash", "f" * 40), "not named after its commit"),

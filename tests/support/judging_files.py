@@ -1,9 +1,6 @@
-"""A genuine result of a GPU, the names of real machines, files to judge, and mutants of them."""
+"""A genuine result of a GPU, the names of real machines, and files to judge."""
 
-import copy
 import json
-import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,37 +64,3 @@ def judge(folder: Path, content: bytes | str | dict[str, Any], name: str = "a.js
     content = json.dumps(content) if isinstance(content, dict) else content
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     return validate.problem_of(folder / name)
-
-
-NASTY = [
-    None, True, False, 0, -1, 1, 0.5, 1e308, -1e308, 2**63, 10**30, "", "x", "x" * 97, "../x", "a\nb", "\x00",
-    "<b>", "=1+1", "é", "\ud800", [], {}, [[]], [None], {"x": {}}, {"": ""}, ["x"] * 200, [1, 2], "NaN",
-]  # fmt: skip
-
-
-def places(data: Any) -> Iterator[tuple[Any, Any]]:
-    """(container, key) of everything in plain data."""
-    for key in list(data) if isinstance(data, dict) else range(len(data)):
-        yield data, key
-        if isinstance(data[key], dict | list):
-            yield from places(data[key])
-
-
-def mutate(data: dict[str, Any], draw: random.Random) -> dict[str, Any]:
-    """One to three changes of structure: a value replaced, removed, added, doubled, or swapped with another."""
-    data = copy.deepcopy(data)
-    for _ in range(draw.randint(1, 3)):
-        (holder, key), (other, at) = draw.sample(list(places(data)), 2)
-        kind = draw.randrange(5)
-        if kind == 0:
-            holder[key] = copy.deepcopy(draw.choice(NASTY))
-        elif kind == 1:
-            del holder[key]
-            return data
-        elif kind == 2 and isinstance(holder, dict):
-            holder[draw.choice(["x", "", "\n", "schema", "k" * 300])] = draw.choice(NASTY)
-        elif kind == 3 and isinstance(holder, list):
-            holder.append(copy.deepcopy(holder[key]))
-        else:
-            holder[key] = copy.deepcopy(other[at])
-    return data

@@ -20,14 +20,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from ladder.core import records as r
 from ladder.core import text
 from ladder.core.errors import UserError
-from ladder.core.records import (
-    Record,
-    describe_value,
-    number_between,
-    read_record,
-    size_between,
-    text_matching,
-)
+from ladder.core.records import Record, describe_value, number_between, read_record, size_between
+from ladder.core.records import text_matching as matching
 from ladder.plan import catalog
 from ladder.results import plausible, store
 from ladder.results.file import Variable
@@ -42,27 +36,22 @@ _RESULTS = re.compile(r"[0-9a-f]{8}-.+\.json")
 _LONGEST_ENVIRONMENT = 128  # from this length on, asv names the file after a digest
 
 T = TypeVar("T")
-BenchmarkName = Annotated[
-    str,
-    text_matching(
-        r"[A-Za-z_]\w{0,63}(\.[A-Za-z_]\w{0,63}){1,3}", "the name of a benchmark, like rungs.Rung.samples_x"
-    ),
-]
-LIBRARY, LIBRARY_VERSION = r"(pip\+)?[a-z][a-z0-9_.-]{0,39}", r"[A-Za-z0-9.+_-]{0,40}"
-Environment = Annotated[str, text_matching(r"[a-z0-9][a-z0-9._+-]{0,199}", "the name of an environment")]
-SeriesName = Annotated[str, text_matching(r"[A-Za-z0-9 ._()+:@,/'#=-]{1,200}", "the name of a series")]
-Gigabytes = Annotated[str, text_matching(r"none|\d{1,15}( GB)?", "an amount of memory like 126 GB")]
+_WORD = r"[A-Za-z_]\w{0,63}"
+BenchmarkName = Annotated[str, matching(rf"{_WORD}(\.{_WORD}){{1,3}}", "the name of a benchmark")]
+Library = Annotated[str, matching(r"(pip\+)?[a-z][a-z0-9_.-]{0,39}", "the name of a library")]
+LibraryVersion = Annotated[str, matching(r"[A-Za-z0-9.+_-]{0,40}", "a version")]
+Python = Annotated[str, matching(r"\d{1,2}\.\d{1,3}", "a version of Python like 3.12")]
+Environment = Annotated[str, matching(r"[a-z0-9][a-z0-9._+-]{0,199}", "the name of an environment")]
+SeriesName = Annotated[str, matching(r"[A-Za-z0-9 ._()+:@,/'#=-]{1,200}", "the name of a series")]
+Stage = Annotated[str, matching(r"<build>|<setup_cache [\w.:/ -]{1,96}>", "a duration")]
+Gigabytes = Annotated[str, matching(r"none|\d{1,15}( GB)?", "an amount of memory like 126 GB")]
 Milliseconds = Annotated[int, number_between(14 * 10**11, 41 * 10**11)]  # since 1970; from 2014 on
 Time = Annotated[float, number_between(1e-9, 1e6)]  # seconds of a timing benchmark
 Quantity = Annotated[float, number_between(0, 2**50)]  # bytes, counts
-PLAIN = rf"(?!(.*[ '=:(,])?/\w)({text.TEXT.pattern})"  # excludes paths of a machine
-PlainText = Annotated[
-    str,
-    text_matching(
-        PLAIN,
-        f"plain text without absolute paths (1 to {text.LONGEST_TEXT} of letters, digits and  ._()+:@,/'#=-)",
-    ),
-]
+_PLAIN = rf"(?!(.*[ '=:(,])?/\w)({text.TEXT.pattern})"  # excludes paths of a machine
+PlainText = Annotated[str, matching(_PLAIN, "plain text without absolute paths")]
+Fact = Annotated[str, matching(rf"[A-Za-z0-9.+_-]{{0,40}}|{_PLAIN}", "plain text without absolute paths")]
+Choices = Annotated[list[r.Text], size_between(2000)]
 Values = Annotated[list[T], size_between(MOST_COMBINATIONS)]
 Parameters = Annotated[list[Annotated[list[PlainText], size_between(MOST_COMBINATIONS, 1)]], size_between(8)]
 
@@ -74,7 +63,7 @@ class Facts(Record):
     os: PlainText
     arch: PlainText
     cpu: PlainText
-    num_cpu: Annotated[str, text_matching(r"[1-9]\d{0,4}", "a number of cores, as text")]
+    num_cpu: Annotated[str, matching(r"[1-9]\d{0,4}", "a number of cores, as text")]
     ram: Gigabytes
     gpu: PlainText
     gpu_memory: Gigabytes
@@ -94,7 +83,7 @@ class Row(Record, Generic[T], array_like=True):
 
     result: Values[T | None] | None
     params: Parameters
-    version: Annotated[str, text_matching(r"[A-Za-z0-9._-]{1,64}", "a version")] | None = None
+    version: Annotated[str, matching(r"[A-Za-z0-9._-]{1,64}", "a version")] | None = None
     started_at: Milliseconds | None = None
     duration: r.Seconds | None = None
     stats_ci_99_a: Values[float | None] | None = None
@@ -117,32 +106,13 @@ class Results(Record):
     commit_hash: r.Commit
     env_name: Environment
     date: Milliseconds
-    params: Annotated[
-        dict[
-            Annotated[str, text_matching(LIBRARY, "a plain key")],
-            Annotated[str, text_matching(rf"{LIBRARY_VERSION}|{PLAIN}", "plain text without absolute paths")],
-        ],
-        size_between(40),
-    ]
-    python: Annotated[
-        str, text_matching(r"\d{1,2}\.\d{1,3}", "a version of Python like 3.12: no path of an interpreter")
-    ]
-    requirements: Annotated[
-        dict[
-            Annotated[str, text_matching(LIBRARY, "the name of a library")],
-            Annotated[str, text_matching(LIBRARY_VERSION, "a version")],
-        ],
-        size_between(24),
-    ]
+    params: Annotated[dict[Library, Fact], size_between(40)]
+    python: Python
+    requirements: Annotated[dict[Library, LibraryVersion], size_between(24)]
     env_vars: Annotated[dict[Variable, PlainText], size_between(16)]
     result_columns: list[str]
     results: Annotated[dict[BenchmarkName, list[Any]], size_between(500, 1)]  # of `Row`
-    durations: Annotated[
-        dict[
-            Annotated[str, text_matching(r"<build>|<setup_cache [\w.:/ -]{1,96}>", "a duration")], r.Seconds
-        ],
-        size_between(100),
-    ]
+    durations: Annotated[dict[Stage, r.Seconds], size_between(100)]
     version: Literal[2]
 
 
@@ -162,9 +132,7 @@ class Note(Conditions, kw_only=True):
     commit: r.Commit
     environment: Environment
     benchmarks: Annotated[dict[BenchmarkName, Conditions], size_between(2000)] | None = None
-    choices: (
-        Annotated[dict[SeriesName, Annotated[list[r.Text], size_between(2000)]], size_between(2000)] | None
-    ) = None
+    choices: Annotated[dict[SeriesName, Choices], size_between(2000)] | None = None
     variables: Annotated[dict[Variable, r.Text], size_between(64)] | None = None
 
 

@@ -71,18 +71,15 @@ def test_the_names_of_real_machines_pass(tmp_path: Path, name: str) -> None:
     assert repr(made_up_asv.read(copied)) == repr(made_up_asv.read(path))  # NaN is not equal to itself
 
 
-def test_quoted_parameters_of_every_kernel_pass(tmp_path: Path) -> None:
-    params = [[repr(case) for case in kernels.CASES], ["'forward'", "'backward'"]]
-    seconds = {str(k): 1e-5 * (k + 1) for k in range(2 * len(kernels.CASES))}
-    made_up_asv.write(tmp_path / "asv", seconds=seconds, params=params, name="kernels.Kernel.samples_cold")
-    assert not [row for row in judged(tmp_path / "asv", tmp_path).values() if row.problem]
-
-
 @pytest.mark.parametrize("samples", [1, 2, 6])
 def test_however_few_samples_asv_took_they_pass_and_no_infinity_is_published(
     tmp_path: Path, samples: int
 ) -> None:
     path = made_up_asv.write(tmp_path / "asv", samples=samples, record=True)
+    params = [[repr(case) for case in kernels.CASES], ["'forward'", "'backward'"]]
+    seconds = {str(k): 1e-5 * (k + 1) for k in range(2 * len(kernels.CASES))}
+    options = {"seconds": seconds, "params": params, "name": "kernels.Kernel.samples_cold"}
+    made_up_asv.write(tmp_path / "asv", BESIDE, **options)
     assert ("Infinity" in path.read_text()) == (samples == 1)
     assert not [row for row in judged(tmp_path / "asv", tmp_path).values() if row.problem]
     assert not [
@@ -110,26 +107,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "asv"
 
 
-def check_refused(folder: Path, tmp_path: Path, planted: Path, words: str) -> str:
-    """The line that refused what was planted, after everything else was looked at."""
-    rows = judged(folder, tmp_path)
-    where = loading.show_path(planted.relative_to(folder))
-    row = rows[where]
-    assert row.problem is not None and words in row.problem, row.problem
-    assert row.problem.isascii() and row.problem.isprintable() and len(row.problem) < 300
-    other = BESIDE["machine"]
-    left = tmp_path / "into" / planted.relative_to(folder)
-    assert not left.exists() and not left.is_symlink()
-    assert not [name for name in files(tmp_path / "into") if "benchmarks.json" in name]
-    for machine in (
-        tmp_path / "into"
-    ).iterdir():  # a result without its machine is none, nor the other way round
-        assert {"machine.json"} < {path.name for path in machine.glob("*.json")}
-    kept = {name for name in files(tmp_path / "into") if name.split("/")[0] == other}
-    assert len(kept) == 3 and other in [point.machine for point in asvseries.points(tmp_path / "into")]
-    return row.problem
-
-
 def plant(folder: Path, name: str, **genuine: Any) -> tuple[Path, str]:
     """Plant one of the hostile files in a genuine folder; where it is and words of the line that is expected."""
     path = made_up_asv.write(folder, **genuine)
@@ -149,35 +126,45 @@ def plant(folder: Path, name: str, **genuine: Any) -> tuple[Path, str]:
 HOSTILE = [*hostile_asv.RESULT_FILES, *hostile_asv.BESIDE_RESULTS]
 
 
-@pytest.mark.parametrize("planted", HOSTILE)
+@pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_is_left_out_in_one_line_and_the_others_stay(
-    folder: Path, tmp_path: Path, planted: str, hostile_file: Callable[..., None]
+    folder: Path, tmp_path: Path, name: str, hostile_file: Callable[..., None]
 ) -> None:
-    path, words = plant(folder, planted)
-    problem = check_refused(folder, tmp_path, path, words)
-    beside = planted in hostile_asv.BESIDE_RESULTS
+    path, words = plant(folder, name)
+    problem = judged(folder, tmp_path)[loading.show_path(path.relative_to(folder))].problem
+    assert problem is not None and words in problem, problem
+    assert problem.isascii() and problem.isprintable() and len(problem) < 300
+    into = tmp_path / "into"
+    left = into / path.relative_to(folder)
+    assert not left.exists() and not left.is_symlink()
+    copied, other = files(into), BESIDE["machine"]
+    assert not [each for each in copied if "benchmarks.json" in each]
+    for machine in into.iterdir():  # a result without its machine is none, nor the other way round
+        assert {"machine.json"} < {each.name for each in machine.glob("*.json")}
+    assert len([each for each in copied if each.split("/")[0] == other]) == 3
+    assert other in [point.machine for point in asvseries.points(into)]
+    beside = name in hostile_asv.BESIDE_RESULTS
     file = "machine.json, notes and others" if beside else "COMMIT-ENVIRONMENT.json"
-    hostile_file(file=file, planted=planted, line=problem)
+    hostile_file(file=file, planted=name, line=problem)
 
 
 # --- the folder that is made --------------------------------------------------------------------------------------
 
 
-def test_benchmarks_json_is_made_anew_and_never_taken(tmp_path: Path) -> None:
-    """A contributor's list, however well formed, does not reach the page."""
+def test_benchmarks_json_is_that_of_this_checkout_and_never_taken(tmp_path: Path) -> None:
+    """A contributor's list, however well formed, does not reach the page.
+
+    Ours is what asv finds here, else the first asv command leaves a fresh clone with changes:
+    `asv run --bench just-discover --python=same`.
+    """
     made_up_asv.write(tmp_path / "asv")
-    theirs = json.loads((committed.folder("results/asv") / "benchmarks.json").read_text())
+    ours = committed.folder("results/asv") / "benchmarks.json"
+    theirs = json.loads(ours.read_text())
     theirs["evil.Evil.track_x"] = theirs[asvseries.STEP] | {"name": "evil.Evil.track_x"}
     (tmp_path / "asv" / "benchmarks.json").write_text(json.dumps(theirs))
     rows = judged(tmp_path / "asv", tmp_path)
     assert rows["benchmarks.json"].marks == [asv_files.NEVER_TAKEN]
-    assert not (tmp_path / "into" / "benchmarks.json").exists()
     assert files(tmp_path / "into") == {*rows} - {"benchmarks.json"}  # nothing of this machine came with it
-
-
-def test_the_list_of_benchmarks_is_that_of_this_checkout(tmp_path: Path) -> None:
-    """Else the first asv command leaves a fresh clone with changes: `asv run --bench just-discover --python=same`."""
-    ours = committed.folder("results/asv") / "benchmarks.json"
     assert discovered(tmp_path) == ours.read_text(encoding="utf-8")
     assert validate.problem_of(ours) is None
 

@@ -1,12 +1,8 @@
 """`ladder validate` of all that the project wrote itself: each committed file is accepted, a hostile one refused."""
 
 import copy
-import io
 import json
-import os
 import re
-import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,18 +21,9 @@ NAMES = sorted(kind.name for kind in validate.CHECKS)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results() -> Path:
     """results/ as it is committed: what a user has measured here since is no business of this test."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("no repository")
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    run = subprocess.run(["git", "archive", "HEAD", "results"], cwd=ROOT, capture_output=True, env=clean)
-    if run.returncode:
-        pytest.skip("no commit of results/ can be read")
-    folder = tmp_path_factory.mktemp("committed")
-    with tarfile.open(fileobj=io.BytesIO(run.stdout)) as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "results"
+    return committed.folder()
 
 
 @pytest.fixture(scope="module")

@@ -17,19 +17,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from kernels.common.language import triton
 from kernels.common.needed import _runs
 from kernels.common.sums import blocks, sum_partials_kernel
 from kernels.common.tiles import Tiling, accumulator, dense_as, tl_accumulator
 from kernels.dispatch import can_run_fused
-from kernels.pointwise.bias_act import (
-    Call,
-    bias_act_grad_grad_kernel,
-    bias_act_grad_kernel,
-    bias_act_kernel,
-)
+from kernels.pointwise.bias_act import Call, _BiasActGrad, bias_act_grad_kernel, bias_act_kernel
 from kernels.pointwise.noise import noise_stride
 from kernels.upfirdn.upfirdn2d import _Call, _cover, upfirdn2d_kernel
 
@@ -200,29 +194,18 @@ class Pass:
     def __init__(
         self, call: Call, x: Tensor, bias: Maybe, scale: Maybe, noise: Maybe, strength: Maybe
     ) -> None:
-        self.call, self.strength = call, strength
+        self.call, self.strength, self.step = call, strength, noise_stride(noise)
         self.saved = call.saves(scale is not None)
         self.over = (1,) if noise is not None and len(noise) == len(x) else (0, 1)
-        self.step = noise_stride(noise)
-        self.tilings = {
-            direction: call.tiling(x, direction, noise, scale)
-            for direction in ("forward", "backward", "double_backward")
-        }
-        self.passes: dict[tuple[bool, ...], tuple[Launch, Sums]] = {}
-        self.first = self._launch(bias_act_kernel, "forward", {})
+        self.tiling = call.tiling(x, "backward", noise, scale)
+        self.passes: dict[tuple[bool, bool, bool], tuple[Launch, Sums]] = {}
+        self.first = self._launch(bias_act_kernel, call.tiling(x, "forward", noise, scale), {})
 
-    def _launch(self, kernel: Any, direction: str, more: dict[str, Any]) -> Launch:
-        t, call = self.tilings[direction], self.call
+    def _launch(self, kernel: Any, t: Tiling, more: dict[str, Any]) -> Launch:
+        call = self.call
         constants = {"SLOPE": call.slope, "GAIN": call.gain, "CLAMP": call.clamp, "DEPENDENT": False} | more
         constants |= {"ACC": tl_accumulator(call.dtype), **t.options}
         return Launch(kernel, t.grid, (*t.sizes, self.step), constants)
-
-    def _prepare(
-        self, key: tuple[bool, ...], kernel: Any, direction: str, of_scale: bool, of_bias: bool
-    ) -> tuple[Launch, Sums]:
-        launch = self._launch(kernel, direction, {"SAVED_X": self.saved == "x"})
-        self.passes[key] = launch, Sums(self.tilings[direction], self.call.dtype, of_scale, of_bias)
-        return self.passes[key]
 
     def forward(self, x: Tensor, bias: Maybe, scale: Maybe, noise: Maybe) -> Tensor:
         y = torch.empty_like(x)
@@ -233,9 +216,10 @@ class Pass:
         self, g: Tensor, ref: Maybe, bias: Maybe, scale: Maybe, noise: Maybe, needs: tuple[bool, bool, bool]
     ) -> tuple[Maybe, Maybe, Maybe]:
         """Return the gradients of x, bias and scale, None where not needed."""
-        launch, sums = self.passes.get(needs) or self._prepare(
-            needs, bias_act_grad_kernel, "backward", needs[2], needs[1]
-        )
+        if needs not in self.passes:
+            launch = self._launch(bias_act_grad_kernel, self.tiling, {"SAVED_X": self.saved == "x"})
+            self.passes[needs] = launch, Sums(self.tiling, self.call.dtype, needs[2], needs[1])
+        launch, sums = self.passes[needs]
         g = dense_as(g, self.call.nhwc)
         dx = torch.empty_like(g) if needs[0] else None
         dbias = torch.empty_like(bias) if needs[1] else None
@@ -244,28 +228,6 @@ class Pass:
         launch(g, ref, bias, noise, self.strength, scale, dx, *parts, None)
         sums.finish(parts, dscale, dbias)
         return dx, dbias, dscale
-
-    def double_backward(
-        self, saved: tuple[Maybe, ...], ddx: Maybe, ddbias: Maybe, ddscale: Maybe, needs: tuple[bool, bool]
-    ) -> tuple[Tensor, Maybe, Maybe]:
-        """Return the gradients of g, x and scale. `needs` says whether those of x and of scale are needed."""
-        g, ref, bias, scale, noise = saved
-        needs_x, needs_scale = needs[0] and ddscale is not None, needs[1] and ddx is not None
-        key = (ddx is None, ddbias is None, ddscale is None, needs_x, needs_scale)
-        launch, sums = self.passes.get(key) or self._prepare(
-            key, bias_act_grad_grad_kernel, "double_backward", needs_scale, False
-        )
-        g = dense_as(g, self.call.nhwc)
-        ddx = None if ddx is None else dense_as(ddx, self.call.nhwc)
-        ddbias = None if ddbias is None else ddbias.contiguous()
-        ddscale = None if ddscale is None else ddscale.contiguous()
-        dg, dx = torch.empty_like(g), torch.empty_like(g) if needs_x else None
-        dscale = torch.empty_like(scale) if needs_scale else None
-        parts = sums.allocate(g, dscale, None)
-        inputs = (g, ref, bias, noise, self.strength, scale, ddx, ddbias, None, ddscale)
-        launch(*inputs, dg, dx, parts[0])
-        sums.finish(parts, dscale, None)
-        return dg, dx, dscale
 
 
 def run_pass(prepared: Pass, x: Tensor, bias: Maybe, scale: Maybe = None, noise: Maybe = None) -> Tensor:
@@ -301,32 +263,15 @@ class _Act(torch.autograd.Function):
         needs_scale = needs_scale and is_needed(ctx, 1 if bias is None else 2)
         prepared, needs = ctx.prepared, (needs_x, needs_bias, needs_scale)
         dnoise = g.sum(prepared.over, keepdim=True) if needs_noise else None
-        if torch.is_grad_enabled():
-            return *_ActGrad.apply(g, ref, bias, scale, noise, prepared, needs), dnoise, None
+        if (
+            torch.is_grad_enabled()
+        ):  # in lazy phases alone: the op's own function, which can be differentiated
+            tensors = (ref, bias, noise, prepared.strength, scale)
+            dx, dbias, _, dscale = _BiasActGrad.apply(
+                g, *tensors, prepared.call, (*needs[:2], False, needs[2])
+            )
+            return dx, dbias, dscale, dnoise, None
         return *prepared.backward(g, ref, bias, scale, noise, needs), dnoise, None
-
-
-class _ActGrad(torch.autograd.Function):
-    """`Pass.backward` as a function that can be differentiated itself."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, g: Tensor, ref: Maybe, bias: Maybe, scale: Maybe, noise: Maybe, prepared: Pass, needs: Any
-    ) -> tuple[Maybe, Maybe, Maybe]:
-        ctx.save_for_backward(g, ref, bias, scale, noise)
-        ctx.set_materialize_grads(False)
-        ctx.prepared = prepared
-        return prepared.backward(g, ref, bias, scale, noise, needs)
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, ddx: Maybe, ddbias: Maybe, ddscale: Maybe) -> tuple[Maybe, ...]:
-        if ddx is None and ddbias is None and ddscale is None:
-            return None, None, None, None, None, None, None
-        needs, prepared = ctx.needs_input_grad, ctx.prepared
-        needs = needs[1] and prepared.saved == "x", needs[3]
-        dg, dx, dscale = prepared.double_backward(ctx.saved_tensors, ddx, ddbias, ddscale, needs)
-        return dg, dx, None, dscale, None, None, None
 
 
 # ---- the filter --------------------------------------------------------------------------------------------------
