@@ -9,7 +9,6 @@ import contextlib
 import json
 import math
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -151,17 +150,17 @@ def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
         folder = request.resume.parent if request.resume else out / texts.make_slug(machine["name"])
         files.refuse_unwritable(folder)
         minutes = choose_minutes(request, mode)
-        rounds = request.rounds or (QUICK_ROUNDS if request.quick else None)
-        line = f"{name} on {device}: {texts.format_count(sum(not each.skipped for each in planned), 'rung')}"
+        number = sum(rung.recipe is not None for rung in planned)
+        line = f"{name} on {device}: {texts.format_count(number, 'rung')}"
         if request.resume is not None:
             line += f", going on with {shorten_path(request.resume)}"
         else:
-            least, most = budget.LEAST_ROUNDS, budget.MOST_ROUNDS
-            number = texts.format_count(rounds, "generation") if rounds else f"{least} to {most} generations"
-            able_rungs = sum(rung.recipe is not None for rung in planned)
-            share = EAGER if mode == modes.MISTAKES else 1.0
-            expected = PlannedRun(folder, name, device, able_rungs, rounds, minutes or budget.MINUTES, share)
-            line += f", {number}, {render_minutes(estimate_minutes(expected))}"
+            rounds = request.rounds or (QUICK_ROUNDS if request.quick else None)
+            least = f"{budget.LEAST_ROUNDS} to {budget.MOST_ROUNDS} generations"
+            share, limit = EAGER if mode == modes.MISTAKES else 1.0, minutes or budget.MINUTES
+            expected = estimate_minutes(folder, name, device, number, rounds, limit, share)
+            generations = texts.format_count(rounds, "generation") if rounds else least
+            line += f", {generations}, {render_minutes(expected)}"
         first = progress.First(line, quiet)
         if warning := bounds.describe_older("torch"):
             first.note(f"warning: {warning}")
@@ -312,22 +311,6 @@ def continue_request(request: Request) -> Request:
 # --- the expected duration --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """A run about to begin. `folder` has this machine's results, and `rungs` of them can run here.
-
-    `rounds` is None if the budget decides. A visit takes a `share` of what it takes in a run of a ladder.
-    """
-
-    folder: Path
-    workload: str
-    device: str
-    rungs: int
-    rounds: int | None = None
-    minutes: float = budget.MINUTES
-    share: float = 1.0
-
-
 def read_visit_seconds(folder: Path, workload: str) -> float | None:
     """Return the seconds of one visit in the newest result of a workload, or None if the folder has no such result."""
     for path in sorted(folder.glob(f"{workload}-*-2*.json"), key=lambda path: path.stem[-16:], reverse=True):
@@ -340,27 +323,27 @@ def read_visit_seconds(folder: Path, workload: str) -> float | None:
     return None
 
 
-def fit_minutes(run: PlannedRun, seconds: float) -> float:
-    """Return the minutes of a run whose visits take `seconds`. The lowest and the highest rung also have a twin."""
+def estimate_minutes(
+    folder: Path, workload: str, device: str, rungs: int, rounds: int | None = None,
+    minutes: float = budget.MINUTES, share: float = 1.0,
+) -> float | None:  # fmt: skip
+    """Return the minutes of a run of `rungs`, or None if nothing is known about its workload.
 
-    def minutes_of(rounds: int) -> float:
-        return seconds * (run.rungs + rounds * (run.rungs + min(run.rungs, 2))) / 60
-
-    if run.rounds is not None:
-        return minutes_of(run.rounds)
-    return min(max(run.minutes, minutes_of(budget.LEAST_ROUNDS)), minutes_of(budget.MOST_ROUNDS))
-
-
-def estimate_minutes(run: PlannedRun) -> float | None:
-    """Return the minutes of a new run, or None if nothing is known about its workload."""
+    `folder` has this machine's results. `rounds` is None if the budget `minutes` decides. A visit takes a `share` of
+    what it takes in a run of a ladder.
+    """
     from ladder.images.for_workload import DEFAULT_WORKLOAD
 
-    seconds = read_visit_seconds(run.folder, run.workload)
-    if seconds is None and DEFAULT_WORKLOAD[run.device] == run.workload:
-        seconds = USUAL_S[run.device]
+    seconds = read_visit_seconds(folder, workload)
+    if seconds is None and DEFAULT_WORKLOAD[device] == workload:
+        seconds = USUAL_S[device]
     if seconds is None:
-        return run.minutes if run.rounds is None else None
-    return fit_minutes(run, run.share * seconds)
+        return minutes if rounds is None else None
+    # each rung is inspected once; the lowest and the highest rung have a twin in each generation
+    fixed, each = share * seconds * rungs / 60, share * seconds * (rungs + min(rungs, 2)) / 60
+    if rounds is not None:
+        return fixed + rounds * each
+    return min(max(minutes, fixed + budget.LEAST_ROUNDS * each), fixed + budget.MOST_ROUNDS * each)
 
 
 def render_minutes(minutes: float | None) -> str:

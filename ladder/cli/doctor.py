@@ -168,9 +168,8 @@ def choose_next(device: str, facts: Machine, rungs: int) -> Next:
 
     quick, folder = device == "cpu", ROOT / "results" / "ladder" / facts.name
     rounds = climb.QUICK_ROUNDS if quick else None
-    run = climb.PlannedRun(folder, DEFAULT_WORKLOAD[device], device, rungs, rounds)
-    minutes = round(climb.estimate_minutes(run) or 0, 1)
-    return Next("ladder run --quick" if quick else "ladder run", minutes)
+    minutes = climb.estimate_minutes(folder, DEFAULT_WORKLOAD[device], device, rungs, rounds)
+    return Next("ladder run --quick" if quick else "ladder run", round(minutes or 0, 1))
 
 
 def check_packages() -> list[Check]:

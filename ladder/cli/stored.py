@@ -55,17 +55,9 @@ Examples:
               " and remove the rest.")  # fmt: skip
 @options.json_option
 def report(
-    paths: tuple[Path, ...],
-    markdown: Path | None,
-    csv: Path | None,
-    charts: tuple[Path, ...],
-    page: str | None,
-    price: str | None,
-    receipts: bool,
-    everything: bool,
-    publish: bool,
-    as_json: bool,
-) -> None:
+    paths: tuple[Path, ...], markdown: Path | None, csv: Path | None, charts: tuple[Path, ...],
+    page: str | None, price: str | None, receipts: bool, everything: bool, publish: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Show stored results as tables, charts or one HTML page.
 
     A file of any command gets a table, and a folder the best run of each workload. Without PATH, show the newest
@@ -227,14 +219,9 @@ Examples:
 @click.option("--markdown", metavar="FILE", type=options.FILE, help="Write the recommendation to this file.")
 @options.json_option
 def recommend(
-    path: Path | None,
-    workload: str | None,
-    images: str,
-    price: str | None,
-    recipe: Path | None,
-    markdown: Path | None,
-    as_json: bool,
-) -> None:
+    path: Path | None, workload: str | None, images: str, price: str | None, recipe: Path | None,
+    markdown: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     """Say which rungs to adopt, from stored results.
 
     Each rung gets a word, why, and what it saves:
@@ -430,15 +417,9 @@ Examples:
               help="Write an issue for each confirmed regression to this file, as JSON.")  # fmt: skip
 @options.json_option
 def history(
-    folder: Path | None,
-    compared: Path | None,
-    branch: str,
-    threshold: float,
-    confirm: int,
-    budget: float | None,
-    issues: Path | None,
-    as_json: bool,
-) -> None:
+    folder: Path | None, compared: Path | None, branch: str, threshold: float, confirm: int,
+    budget: float | None, issues: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     """List lasting slowdowns in asv's history.
 
     A step of more than 1% that lasts is a candidate. `bench-compare` of the two commits around it confirms or refutes

@@ -339,13 +339,9 @@ Examples:
               help="With --slurm: the fleet's folder. [default: runs/fleet]")  # fmt: skip
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTIONS OF ladder run]")
 def submit(
-    budget: float | None,
-    partitions: tuple[str, ...],
-    workloads: tuple[str, ...],
-    extra: tuple[str, ...],
-    out: Path | None,
-    arguments: tuple[str, ...],
-) -> None:
+    budget: float | None, partitions: tuple[str, ...], workloads: tuple[str, ...], extra: tuple[str, ...],
+    out: Path | None, arguments: tuple[str, ...],
+) -> None:  # fmt: skip
     """Measure this machine for others, and say how to send it.
 
     `ladder run` and `asv run` measure, and the files are checked. Nothing is sent. Without a GPU the workload is

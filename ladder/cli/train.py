@@ -68,14 +68,9 @@ class Options(Record):
 
 
 def call(
-    own: Options,
-    workload: str | None,
-    data: str | None,
-    out: Path | None,
-    start: Path | None,
-    device: str | None,
-    as_json: bool,
-) -> None:
+    own: Options, workload: str | None, data: str | None, out: Path | None, start: Path | None,
+    device: str | None, as_json: bool,
+) -> None:  # fmt: skip
     """Train, print where the files are, and end with the exit status."""
     from ladder.report import output
 
@@ -133,14 +128,9 @@ def read_origin(own: Options, start: Path | None) -> Origin | None:
 
 
 def run_training(
-    own: Options,
-    workload_name: str | None,
-    data: str | None,
-    out: Path,
-    start: Path | None,
-    device: str | None,
-    quiet: bool,
-) -> Summary | None:
+    own: Options, workload_name: str | None, data: str | None, out: Path, start: Path | None,
+    device: str | None, quiet: bool,
+) -> Summary | None:  # fmt: skip
     """Train in this process, alone or as one of several ranks; return the summary, None on a rank that writes nothing.
 
     Without a named workload, that of the checkpoint to begin with or to resume is taken.

@@ -17,7 +17,8 @@ from ladder.engine import pool
 from ladder.images import prepare as images
 from ladder.machine import system
 from ladder.plan import catalog
-from ladder.report import recommend
+from ladder.report import recommend, tables
+from ladder.results import store
 from ladder.studies.commits import checkouts
 from ladder.training import sample
 from tests.support import committed
@@ -271,3 +272,43 @@ def test_outputs_without_a_folder_are_refused_before_minutes_of_work(monkeypatch
     ):
         assert "cannot be written" in refused(*asked.split()), asked
     assert "written as .png or .svg" in refused("report", "r.json", "--chart", "c.gif")
+
+
+# --- paths of outputs that a user names -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("option", ["--csv", "--markdown"])
+def test_a_table_does_not_take_the_place_of_its_result(option: str, link: bool) -> None:
+    write_run(Path("r.json"), cpu_run())
+    before, out = Path("r.json").read_bytes(), "link" if link else "r.json"
+    if link:
+        Path(out).symlink_to("r.json")
+    assert "it is the result that is read" in refused("report", "r.json", option, out)
+    assert Path("r.json").read_bytes() == before
+
+
+def test_a_tilde_that_the_shell_leaves_is_the_home_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_run(Path("r.json"), cpu_run())
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert call("report", "r.json", "--csv=~/t.csv").exit_code == 0
+    assert (tmp_path / "home" / "t.csv").is_file() and not (tmp_path / "~").exists()
+
+
+def test_a_system_error_nobody_expected_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise OSError(28, "No space left on device", "/tmp/some\x1bthing")
+
+    write_run(Path("r.json"), cpu_run())
+    monkeypatch.setattr(tables, "print_table", refuse)
+    assert call("report", "r.json").stderr == "ladder: /tmp/some\\x1bthing: No space left on device\n"
+    monkeypatch.setattr(tables, "print_table", lambda _: (_ for _ in ()).throw(KeyError("ours")))
+    assert isinstance(call("report", "r.json").exception, KeyError)  # a fault of ours keeps its traceback
+
+
+def test_a_file_without_an_end_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_MOST_READ", 2**20)
+    with pytest.raises(UserError, match="more than 1048576 bytes"):
+        store.read("/dev/zero")

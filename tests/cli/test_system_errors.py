@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -110,15 +109,6 @@ def test_a_real_worker_tells_a_full_disk_from_a_broken_rung(tmp_path):
         measure.measure_once({}, {}, "cpu", 1, code=code.parent)
 
 
-def test_no_temporary_folder_is_one_line_before_anything_is_measured(tmp_path, monkeypatch):
-    def none(*_: Any, **__: Any) -> None:
-        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", none)
-    with pytest.raises(UserError, match="No usable temporary directory"):
-        run(tmp_path, {"a": {}})
-
-
 # --- caches of a checkout that cannot be written --------------------------------------------------------------------
 
 
@@ -143,10 +133,3 @@ def test_caches_of_a_read_only_checkout_are_the_users(read_only, monkeypatch):
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
     assert files.cache_folder("parity") == read_only / "home" / "stylegan-ladder" / "parity"
     assert files.cache_variables()["TORCH_EXTENSIONS_DIR"].startswith(str(read_only / "home"))
-
-
-def test_a_checkout_that_can_be_written_keeps_its_caches(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "ROOT", tmp_path)
-    files._own_cache.cache_clear()
-    assert files.cache_folder("images") == tmp_path / ".cache" / "images"
-    files._own_cache.cache_clear()

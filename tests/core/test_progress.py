@@ -95,14 +95,13 @@ def test_the_time_comes_from_this_machines_newest_result(tmp_path: Path) -> None
     write_run(tmp_path / f"{name}-article-20250201T000000Z.json", new)
     (tmp_path / f"{name}-article-20250301T000000Z.json").write_text("{}")  # no result
     assert climb.read_visit_seconds(tmp_path, name) == pytest.approx(6.0)
-    assert climb.estimate_minutes(climb.PlannedRun(tmp_path, name, "cpu", 1, 3)) == pytest.approx(
-        6 * (1 + 3 * 2) / 60
-    )
+    assert climb.estimate_minutes(tmp_path, name, "cpu", 1, 3) == pytest.approx(6 * (1 + 3 * 2) / 60)
 
 
-def test_a_budget_holds_between_three_rounds_and_twelve() -> None:
+def test_a_budget_holds_between_three_rounds_and_twelve(monkeypatch: pytest.MonkeyPatch) -> None:
     def about(seconds: float, budget: float) -> float:
-        return climb.fit_minutes(climb.PlannedRun(Path(), "tiny", "cpu", 4, minutes=budget), seconds)
+        monkeypatch.setattr(climb, "read_visit_seconds", lambda *_: seconds)
+        return climb.estimate_minutes(Path(), "tiny", "cpu", 4, None, budget)
 
     assert about(10.0, 10) == 10 and about(10.0, 5) == 5
     assert about(1.0, 10) == pytest.approx((4 + 12 * 6) / 60)  # all rounds that are made take less

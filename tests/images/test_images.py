@@ -55,25 +55,11 @@ def test_crops_lie_inside_and_only_small_photographs_are_upscaled(resolution):
         assert crop.side >= resolution or min(width, height) < resolution
 
 
-def test_upscaling_is_said(cache, monkeypatch):
-    plan = images.plan_crops
-    monkeypatch.setattr(images, "plan_crops", lambda sizes, resolution: plan(sizes, resolution, 12))
-    found = prepare_images(None, 512, cache=cache)
-    assert found.count == 12
-    assert any("6 of them are upscaled to 512x512" in note for note in found.notes)
-
-
 def test_every_photograph_is_documented_with_its_licence():
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("|")]
     for name in images.PHOTOGRAPHS:
         assert any(name in row and ("CC0" in row or "public domain" in row) for row in rows)
-
-
-def test_missing_photographs_are_named(monkeypatch, cache):
-    monkeypatch.setattr(images, "PHOTOGRAPHS", ("astronaut.png", "nowhere.png"))
-    with pytest.raises(UserError, match=r"nowhere\.png cannot be read: .*: reinstall"):
-        prepare_images(None, 32, cache=cache)
 
 
 # The cache

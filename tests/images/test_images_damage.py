@@ -140,16 +140,3 @@ def test_a_png_whose_pixels_do_not_fit_their_checksum_is_refused():
     userimages.make_square(file(bytes(packed)), 16)
     with pytest.raises(userimages.Unreadable, match="wrong checksum"):
         userimages.make_square(file(b"other pixels"), 16)
-
-
-def test_a_fault_of_ours_is_not_called_an_unreadable_picture(source, cache, monkeypatch):
-    def fault(*args):
-        raise AttributeError("module 'PIL' has no attribute 'new_in_11'")
-
-    monkeypatch.setattr(userimages.ImageOps, "fit", fault)
-    with pytest.raises(AttributeError, match="new_in_11"):
-        prepare_images(fill(source, {"a.png": encode(plain())}), 16, cache=cache)
-    monkeypatch.undo()
-    monkeypatch.setattr(Image.Image, "draft", fault)
-    with pytest.raises(AttributeError, match="new_in_11"):
-        userimages.make_square(encode(plain()), 16)

@@ -109,11 +109,6 @@ def test_exif_orientation_is_applied():
     assert upright[:6].mean() < 20 and upright[-6:].mean() > 235
 
 
-def test_damaged_metadata_does_not_lose_the_picture():
-    picture, _ = userimages.make_square(encode(plain(), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"), 16)
-    assert picture.size == (16, 16)
-
-
 def test_unreadable_files_are_named_and_skipped(source, cache):
     good = encode(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8), "JPEG")
     data = fill(
@@ -135,11 +130,6 @@ def test_unreadable_files_are_named_and_skipped(source, cache):
         assert f"skipped {name}: " in notes
     assert "hidden" not in notes and "ignored, not JPEG or PNG: 1 file (found .txt)" in notes
     assert str(source) not in notes
-
-
-def test_small_images_are_upscaled_and_said(source, cache):
-    found = prepare_images(fill(source, {"s.png": encode(plain(size=(8, 9)))}), 16, cache=cache)
-    assert found.notes == ["smaller than 16x16, upscaled: 1 of 1 images"]
 
 
 def test_what_cannot_be_used_is_refused(source, cache, tmp_path):
@@ -266,16 +256,6 @@ def test_a_tree_gives_the_same_as_a_folder_and_as_a_zip(source, cache, tmp_path)
     assert all(any(f"skipped {name}: " in note for note in folder.notes) for name in BAD)
     assert not any(name in note for note in folder.notes for name in HIDDEN)
     assert same(folder, zipped)
-
-
-def test_a_zip_of_windows_has_folders_too(cache, tmp_path):
-    picture = encode(plain())
-    data = tmp_path / "windows.zip"
-    with zipfile.ZipFile(data, "w") as archive:
-        for name in ("photos\\", "photos\\1.png", "photos\\.thumbnails\\1.png", "photos\\@eaDir\\1.png"):
-            archive.writestr(name, b"" if name.endswith("\\") else picture)
-    found = prepare_images(str(data), 16, cache=cache)
-    assert (found.count, found.notes) == (1, [])
 
 
 def test_of_members_that_unpack_to_one_file_the_last_counts(cache, tmp_path):

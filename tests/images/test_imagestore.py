@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -106,24 +105,6 @@ def test_the_bound_spares_what_is_made_and_what_is_read(source, cache, tmp_path,
     with read_elsewhere(read, cache) as folder:
         found = prepare_images(fill(source, {"a.png": encode(plain())}), 16, cache=cache)
         assert os.listdir(found.path) == os.listdir(folder) == ["000000.jpg"]
-
-
-def test_a_lock_on_an_entry_that_was_moved_away_is_none(source, cache, monkeypatch):
-    """It is taken while another process removes the entry; what is found then at its place was made anew."""
-    data = fill(source, {"a.png": encode(plain())})
-    entry = Path(prepare_images(data, 16, cache=cache).path).parent
-    end_of_process()
-    flock = images.fcntl.flock
-
-    def too_late(file, how):
-        monkeypatch.undo()
-        shutil.copytree(entry, cache / "copy")
-        shutil.rmtree(entry)
-        (cache / "copy").rename(entry)
-        flock(file, how)
-
-    monkeypatch.setattr(images.fcntl, "flock", too_late)
-    assert images.find_entry(entry) is None and images.find_entry(entry).count == 1
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(source, cache, monkeypatch):

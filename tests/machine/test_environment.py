@@ -42,20 +42,10 @@ def test_a_switch_that_is_off_falsifies_nothing(name, off):
     environment.refuse_variables("cuda", {name: off})
 
 
-def test_pytorch_takes_its_allocator_away_whatever_the_variable_holds():
-    with pytest.raises(UserError, match="unset PYTORCH_NO_CUDA_MEMORY_CACHING"):
-        environment.refuse_variables("cuda", {"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"})
-
-
 def test_tritons_interpreter_is_for_cpus_alone():
     environment.refuse_variables("cpu", {"TRITON_INTERPRET": "1"})
     with pytest.raises(UserError, match="unset TRITON_INTERPRET"):
         environment.refuse_variables("cuda", {"TRITON_INTERPRET": "1"})
-
-
-def test_several_are_named_at_once():
-    with pytest.raises(UserError, match=r"unset CUDA_LAUNCH_BLOCKING NVIDIA_TF32_OVERRIDE$"):
-        environment.refuse_variables("cuda", {"NVIDIA_TF32_OVERRIDE": "0", "CUDA_LAUNCH_BLOCKING": "1"})
 
 
 CHANGING = {
@@ -98,11 +88,6 @@ def test_a_path_is_never_in_a_result_but_another_path_is_another_environment(nam
     seen, other = environment.read_variables({name: value}), environment.read_variables({name: value + "2"})
     assert "someone" not in json.dumps(seen) and seen.keys() == {name} and seen != other
     assert locate_problem(dict[file_records.Variable, Text], seen) is None
-
-
-def test_a_preloaded_library_is_named_without_its_folder():
-    seen = environment.read_variables({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2:/opt/libtcmalloc.so"})
-    assert seen == {"LD_PRELOAD": "libjemalloc.so.2 libtcmalloc.so"}
 
 
 @pytest.mark.parametrize(

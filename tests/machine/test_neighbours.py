@@ -56,16 +56,6 @@ def test_stolen_time_is_that_of_others_and_a_guests_is_not_counted_twice(tmp_pat
     assert neighbours.derive_share(before, neighbours.take_sample(10.0, PID)) == pytest.approx(0.2)
 
 
-def test_cores_that_we_may_not_use_do_not_count(tmp_path, monkeypatch):
-    machine(tmp_path, monkeypatch, [0, 0], 0)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1})
-    before = neighbours.take_sample(0.0, PID)
-    (tmp_path / "stat").write_text(f"cpu0 {10 * TICK} 0 0 0 0 0 0 0\ncpu1 0 0 0 0 0 0 0 0\n")
-    assert (
-        before.cores == 1 and neighbours.derive_share(before, neighbours.take_sample(10.0, PID)) is None
-    )  # it did nothing
-
-
 def test_in_a_container_with_a_quota_what_shares_it_counts(tmp_path, monkeypatch):
     machine(tmp_path, monkeypatch, [0, 0], 0)
     monkeypatch.setattr(neighbours, "CGROUP", tmp_path)
@@ -104,15 +94,3 @@ def test_a_result_of_a_busy_cpu_says_so_wherever_it_is_shown():
     ]
     (mark,) = set(publishable.publishable(result)) - set(clean)
     assert "others took 50 percent of the CPU" in mark and mark in view(result).marks
-
-
-@pytest.mark.parametrize(
-    "costs, said", [([-93.0], False), ([5.0, -4.0, 6.0], False), ([5.0, 5.1, 5.2], True)]
-)
-def test_what_a_lazy_phase_adds_is_no_finding_inside_the_noise(costs, said):
-    result = made_up.gpu_run()
-    result["rungs"][0]["rounds"] = [
-        {"round": i, "samples_ms": [96.4], "lazy_ms": {"G_pl": ms}} for i, ms in enumerate(costs)
-    ]
-    shown = " ".join(view(result).remarks)
-    assert ("path length adds" in shown) == ("path length adds 5.10 ms" in shown) == said

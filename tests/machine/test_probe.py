@@ -150,12 +150,6 @@ def test_the_driver_names_the_gpus_as_torch_does(monkeypatch) -> None:
         assert probe.list_visible() == (0, [])
 
 
-def test_where_the_driver_tells_nothing_torch_is_asked(measuring, asked, monkeypatch) -> None:
-    monkeypatch.setattr(probe, "list_visible", lambda: (0, []))
-    measuring(GPU)
-    assert probe.probe_unless_held() == SAID and asked
-
-
 def test_without_a_kept_answer_a_command_waits_for_the_run(measuring, monkeypatch, tmp_path, capsys) -> None:
     """The answers come from a program in place of Python, which is asked a second time when the run has ended."""
     end, fake = measuring(GPU), tmp_path / "python"
