@@ -27,7 +27,6 @@ from ladder.core.stopping import stop_on_sigterm
 from ladder.engine import inspection
 from ladder.engine.gpu_time import PROFILED
 from ladder.engine.lanes import Gate, allocatable_bytes, is_unsure, run_each
-from ladder.engine.once import measure_once as measure_once
 from ladder.engine.outcomes import Program, Visited
 from ladder.engine.pool import Pool, Worker, WorkerFailure, chooses_kernels, prepare_step
 from ladder.engine.rounds import Interleaved

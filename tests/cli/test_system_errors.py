@@ -11,8 +11,7 @@ import pytest
 
 from ladder.core import errors, files
 from ladder.core.errors import EnvironmentFailure, UserError
-from ladder.engine import pool, timed_rung, worker
-from ladder.engine import run as measure
+from ladder.engine import once, pool, timed_rung, worker
 from tests.support.fake_runs import run, stored
 
 
@@ -106,7 +105,7 @@ def test_a_real_worker_tells_a_full_disk_from_a_broken_rung(tmp_path):
         "CONTRACT = 1\ndef make_step(*_, **__): raise OSError(28, 'No space left on device', '/a/b/c.pt')\n"
     )
     with pytest.raises(EnvironmentFailure, match=r"^No space left on device: c.pt \(build\)$"):
-        measure.measure_once({}, {}, "cpu", 1, code=code.parent)
+        once.measure_once({}, {}, "cpu", 1, code=code.parent)
 
 
 # --- caches of a checkout that cannot be written --------------------------------------------------------------------

@@ -50,9 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, st
             return real(worker, do, **fields)
         if isinstance(said, str):
             raise WorkerFailure("failed", f"{do}: {said}")
-        return {"ok": True, "did": do} | (
-            said if do == "parity" else {"receipts": said, "evidence": EVIDENCE}
-        )
+        return said if do == "parity" else {"receipts": said, "evidence": EVIDENCE}
 
     monkeypatch.setattr(Worker, "call", call)
     return asked
@@ -62,31 +60,23 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, st
     ("how", "status", "reason", "fault"),
     [
         (
-            {"parity": "wrong"},
-            "failed: parity",
-            "D_r1 gradient: error 1, budget 0.02",
+            {"parity": "wrong"}, "failed: parity", "D_r1 gradient: error 1, budget 0.02",
             ("parity failed", "an error outside its budget"),
         ),
         (
-            {"receipts": "off"},
-            "not engaged",
-            "bf16: convolution FLOPs in BF16: 0.000",
+            {"receipts": "off"}, "not engaged", "bf16: convolution FLOPs in BF16: 0.000",
             ("silent fallback", "a receipt that speaks against the rung"),
         ),
         (
-            {"parity": "RuntimeError: sizes differ"},
-            "failed",
-            "parity: RuntimeError: sizes differ",
+            {"parity": "RuntimeError: sizes differ"}, "failed", "parity: RuntimeError: sizes differ",
             ("parity failed", "the comparison itself breaks"),
         ),
         (
-            {"receipts": "worker killed by SIGSEGV"},
-            "failed",
-            "receipts: worker killed by SIGSEGV",
+            {"receipts": "worker killed by SIGSEGV"}, "failed", "receipts: worker killed by SIGSEGV",
             ("silent fallback", "the inspector dies before it has seen anything"),
         ),
     ],
-)
+)  # fmt: skip
 def test_a_rung_that_cannot_show_what_it_is_is_never_timed(
     how: dict, status: str, reason: str, fault: tuple[str, str], asked: list, tmp_path: Path, outcome: Any
 ) -> None:
@@ -221,9 +211,8 @@ def lanes(monkeypatch: pytest.MonkeyPatch, asked: list) -> dict[str, Any]:
             if number > seen.get("alone", number):  # the other two may take long to start on a busy machine
                 begun.wait(120)
             time.sleep(0.03)
-            if (do, worker.recipe["name"]) == ("parity", "big") and seen["calls"].count(
-                ("big", "parity")
-            ) == 1:
+            first = seen["calls"].count(("big", "parity")) == 1
+            if first and (do, worker.recipe["name"]) == ("parity", "big"):
                 raise WorkerFailure("oom", "out of memory in parity")
             return real(worker, do, **fields)
         finally:

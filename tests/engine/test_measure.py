@@ -11,14 +11,10 @@ import pytest
 
 from ladder.core import locks
 from ladder.engine import run as measure
-from ladder.engine.pool import WorkerFailure
 from ladder.results import judging
 from tests.support.fake_runs import (
-    FAKE,
-    WORKLOAD,
     Planned,
     alive,
-    be_impatient,
     by_name,
     job,
     run,
@@ -45,17 +41,8 @@ def test_every_fault_is_a_record_and_the_others_go_on(tmp_path: Path) -> None:
         },
     )
     rungs = by_name(result)
-    assert {name: rung["status"] for name, rung in rungs.items()} == {
-        "baseline": "failed",
-        "first": "ok",
-        "none": "n/a",
-        "memory": "oom",
-        "nan": "invalid",
-        "killed": "failed",
-        "ended": "failed",
-        "chatty": "ok",
-        "untidy": "ok",
-    }
+    statuses = ["failed", "ok", "n/a", "oom", "invalid", "failed", "failed", "ok", "ok"]
+    assert [rung["status"] for rung in rungs.values()] == statuses
     assert rungs["baseline"]["reason"] == "build: RuntimeError: weight of model.py is wrong"
     assert rungs["none"]["reason"] == "needs a CUDA GPU"
     assert rungs["memory"]["reason"].startswith("out of memory in visit, at most 0.")
@@ -72,65 +59,30 @@ def test_every_fault_is_a_record_and_the_others_go_on(tmp_path: Path) -> None:
 
 def test_a_rung_that_fails_in_a_later_round_has_no_number_and_keeps_its_samples(tmp_path: Path) -> None:
     once = str(tmp_path / "once")
-    rungs = by_name(
-        run(tmp_path / "out", {"a": {}, "b": {"fault": "raise", "at": "prepare", "once": once}}, rounds=3)
-    )
-    assert rungs["b"]["status"] == "failed" and rungs["b"]["reason"].startswith(
-        "generation 2: prepare: RuntimeError"
-    )
+    broken = {"fault": "raise", "at": "prepare", "once": once}
+    rungs = by_name(run(tmp_path / "out", {"a": {}, "b": broken}, rounds=3))
+    assert rungs["b"]["status"] == "failed"
+    assert rungs["b"]["reason"].startswith("generation 2: prepare: RuntimeError")
     assert len(rungs["b"]["rounds"]) == 1 and rungs["b"]["step_ms"] is None
     assert len(rungs["a"]["rounds"]) == 3 and rungs["a"]["interval_ms"]
 
 
 def test_what_contains_the_change_of_a_rung_that_is_out_is_skipped(tmp_path: Path, outcome: Any) -> None:
     oom = {"fault": "oom"}
-    plan = [
-        Planned("a", {}),
-        Planned("b", oom),
-        Planned("c", oom | {"capacity": 1}),
-        Planned("d", {"log": None}),
-    ]
+    recipes = {"a": {}, "b": oom, "c": oom | {"capacity": 1}, "d": {"log": None}}
+    plan = [Planned(name, recipe) for name, recipe in recipes.items()]
     events: list[dict] = []
     measure.run_ladder(job(tmp_path, plan, rounds=2), events.append)
     rungs = by_name(stored(tmp_path))
-    assert {name: rung["status"] for name, rung in rungs.items()} == {
-        "a": "ok",
-        "b": "oom",
-        "c": "skipped",
-        "d": "ok",
-    }
+    assert [rungs[name]["status"] for name in "abcd"] == ["ok", "oom", "skipped", "ok"]
     assert rungs["c"]["reason"] == "depends on b" and rungs["c"]["step_ms"] is None
     # in the first generation all live together, so c is in vain, but in the second it is not begun
-    assert {event["round"] for event in events if event["event"] == "phase" and event["rung"] == "c"} == {0}
-    assert {event["round"] for event in events if event["event"] == "phase" and event["rung"] == "d"} == {
-        0,
-        1,
-    }
+    phases = {(event["rung"], event["round"]) for event in events if event["event"] == "phase"}
+    assert {each for each in phases if each[0] in "cd"} == {("c", 0), ("d", 0), ("d", 1)}
     assert events[-1]["done"] == events[-1]["total"]
     injected = "out of memory in the rung before, whose change it contains"
     kept = rungs["a"]["step_ms"] is not None and rungs["d"]["step_ms"] is not None
     outcome(fault="a rung failed", injected=injected, outcome=rungs["c"], kept=kept)
-
-
-@pytest.mark.parametrize("later", [False, True])
-def test_a_hung_worker_is_ended_with_its_children_and_nothing_else(
-    tmp_path: Path, later: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In its first cycle or a later one, while all the others live."""
-    pids = tmp_path / "pids"
-    bystander = subprocess.Popen(["sleep", "60"])
-    try:
-        hung = {"fault": "hang", "pids": str(pids)} | ({"once": str(tmp_path / "once")} if later else {})
-        be_impatient(monkeypatch, "hung", cycle=1.0)
-        rungs = by_name(run(tmp_path / "out", {"fine": {}, "hung": hung}, cycles=2))
-        assert rungs["hung"]["status"] == "failed"
-        assert rungs["hung"]["reason"].startswith("visit: no sign of life for 1 s")
-        assert rungs["fine"]["status"] == "ok"
-        wait_for(lambda: not any(alive(pid) for pid in json.loads(pids.read_text())))
-        assert bystander.poll() is None
-    finally:
-        bystander.kill()
-        bystander.wait()
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
@@ -179,15 +131,6 @@ def test_a_sample_is_the_time_of_one_step(tmp_path: Path) -> None:
     assert rung["step_ms"] < 160  # not the time of a cycle, even on a busy machine
 
 
-def test_measure_once_gives_seconds_for_a_step(tmp_path: Path) -> None:
-    once = measure.measure_once(WORKLOAD, {"sleep": 0.016}, "cpu", 3, code=FAKE)
-    assert len(once["samples_s"]) == 3 and min(once["samples_s"]) >= 0.001
-    assert once["peak_reserved_bytes"] is None and once["peak_rss_bytes"] > 2**20
-    with pytest.raises(WorkerFailure, match="out of memory") as failure:
-        measure.measure_once(WORKLOAD, {"fault": "oom", "at": "prepare"}, "cpu", 1, code=FAKE)
-    assert failure.value.status == "oom"
-
-
 def test_twins_of_the_lowest_and_the_highest_rung_are_in_every_round(tmp_path: Path) -> None:
     rungs: dict[str, dict | None] = {"a": {}, "b": {}, "c": {"sleep": 0.01}, "gone": None}
     result = run(tmp_path, rungs, rounds=3, quick=False)
@@ -212,12 +155,12 @@ def test_a_run_is_not_resumed_as_something_else(tmp_path: Path) -> None:
         pytest.raises(measure.UserError, match=r"writing here; wait for it$"),
     ):
         run(tmp_path, {"a": {}, "b": {}}, resume=path)
-    with pytest.raises(measure.UserError, match="another ladder"):
+    with pytest.raises(measure.UserError, match=r"ladder\.rungs"):
         run(tmp_path, {"a": {}}, resume=path)
     data = json.loads(before)
     data["machine"]["torch"] = "1.0"
     path.write_text(json.dumps(data))
-    with pytest.raises(measure.UserError, match=r"torch was 1\.0 and is"):
+    with pytest.raises(measure.UserError, match=r"machine\.torch: 1\.0 and"):
         run(tmp_path, {"a": {}, "b": {}}, resume=path)
 
 

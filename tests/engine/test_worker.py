@@ -92,8 +92,8 @@ class Stepping:
 
 @pytest.mark.parametrize("count", [0, 16, 5])
 def test_what_a_lazy_phase_adds_to_a_step_that_has_it(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    rung = Rung(None, type("Channel", (), {"send": lambda self, message: None})())
-    rung.device, rung.step = "cpu", Stepping()
+    rung = Rung(None, Nobody())
+    rung.step = Stepping()
     rung.step.count = count
     monkeypatch.setattr(rung, "mark", lambda: rung.step.now)
     assert rung.lazy_costs() == {"G_pl": 3.0, "D_r1": 4.0}
@@ -160,7 +160,7 @@ def test_the_profiler_sees_what_a_spin_kernel_takes() -> None:
 
     from ladder.receipts import traces
 
-    rung = Rung(None, type("Channel", (), {"send": lambda self, message: None})())
+    rung = Rung(None, Nobody())
     rung.device = "cuda"
 
     class Step:

@@ -50,9 +50,8 @@ def test_captured_phases_are_watched_eagerly_and_counted_as_they_are_timed():
     found = evidence.gather_evidence(step)
     assert found["flops"] == eager["flops"] and len(step.graphs) == 4
     assert found["graphs"]["captured"] == sorted(evidence.PHASES)
-    assert (
-        found["graphs"]["operators_eager"] > 500 and found["graphs"]["operators"] == 6
-    )  # two draws, three phases
+    assert found["graphs"]["operators_eager"] > 500
+    assert found["graphs"]["operators"] == 6  # two draws, three phases
     assert found["graphs"]["phases_per_step"] == 2 + 1 / 4 + 1 / 16
     assert eager["graphs"]["operators"] == eager["graphs"]["operators_eager"]
 

@@ -87,14 +87,9 @@ SPELLINGS = {
     ("label", "spelling"), [(k, each) for k, names in SPELLINGS.items() for each in names]
 )
 def test_each_spelling_of_a_kernel_has_its_label(label: str, spelling: str) -> None:
-    assert kernel_names.name_label(spelling) == label
+    assert kernel_names.name_label(spelling) == label == kernel_names.name_stored(spelling)
     assert kernel_names.name_label(label) == label and len(label) <= kernel_names.LONGEST
     assert kernel_names.name_function(spelling) in spelling and kernel_names.find_word(spelling) in spelling
-
-
-def test_a_function_is_named_without_namespaces_also_without_a_name() -> None:
-    assert kernel_names.name_function("void at::native::(anonymous namespace)::fill<float>(int)") == "fill"
-    assert kernel_names.name_function("void at::native::<unnamed>::fill<float>(int)") == "fill"
 
 
 def test_long_names_keep_their_end() -> None:
@@ -113,9 +108,5 @@ def test_a_result_stores_names_whole_and_those_of_copies_without_their_memory() 
     ]
     assert kernel_names.name_stored("Memcpy DtoD (Device -> Device)") == "Memcpy DtoD"
     assert kernel_names.name_stored("Memset (Device)") == "Memset"
-    assert (
-        len(kernel_names.name_stored("k" * 80)) == 80
-        and len(kernel_names.name_stored("k" * 200)) == kernel_names.KEPT
-    )
-    for label, names in SPELLINGS.items():
-        assert {kernel_names.name_stored(name) for name in (*names, label)} == {label}
+    lengths = [len(kernel_names.name_stored("k" * length)) for length in (80, 200)]
+    assert lengths == [80, kernel_names.KEPT]

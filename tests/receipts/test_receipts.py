@@ -94,24 +94,12 @@ def full_discriminator(step):
 SABOTAGED = [
     ("baseline", {}, tf32_flag, ["TF32", "tf32"], "TF32 is switched on for matmuls"),
     ("baseline", {}, autocast("bf16"), ["FP32"], "an autocast to BF16 is left on"),
-    (
-        "baseline",
-        {},
-        memory_format(torch.channels_last),
-        ["NCHW"],
-        "the networks are converted to channels_last",
-    ),
+    ("baseline", {}, memory_format(torch.channels_last), ["NCHW"], "the networks are converted to channels_last"),
     ("baseline", {}, gradients_of_none, ["kept by zero_grad: 0"], "gradients are set to None"),
-    (
-        "channels_last",
-        LAST,
-        memory_format(torch.contiguous_format),
-        ["stored as NHWC: 0.00"],
-        "the model stays NCHW",
-    ),
+    ("channels_last", LAST, memory_format(torch.contiguous_format), ["stored as NHWC: 0.00"], "the model stays NCHW"),
     ("bf16", BF16, autocast("fp32"), ["FLOPs in BF16: forward 0.000"], "an autocast that does nothing"),
     ("bf16", BF16, full_discriminator, ["FLOPs in BF16"], "the discriminator leaves the autocast"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -146,14 +134,9 @@ def low_linear(x, w, b):
     [
         (networks, "full", lambda x: x, "minibatch std in bfloat16"),
         (torch.nn.functional, "linear", low_linear, "mapping and affines in bfloat16"),
-        (
-            losses.F,
-            "softplus",
-            lambda x: torch.ops.aten.softplus(x.bfloat16()),
-            "losses and penalties in bfloat16",
-        ),
+        (losses.F, "softplus", lambda x: torch.ops.aten.softplus(x.bfloat16()), "losses and penalties in bfloat16"),
     ],
-)
+)  # fmt: skip
 def test_bf16_whose_islands_sink_is_not_engaged(module, name, low, line, norm, monkeypatch, refused):
     monkeypatch.setattr(module, name, low)
     refused("bf16", seen_of(BF16, norm=norm), line, sabotage=f"an FP32 island sinks: {line}, norm {norm}")

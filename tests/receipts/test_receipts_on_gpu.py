@@ -128,12 +128,8 @@ def test_a_step_whose_graphs_were_thrown_away_is_not_engaged(refused):
     step.prepare()
     assert receipt("cuda_graphs", evidence.gather_evidence(step)).engaged
     step.graphs.clear()
-    refused(
-        "cuda_graphs",
-        evidence.gather_evidence(step),
-        "phases captured: none",
-        sabotage="the graphs are thrown away",
-    )
+    seen = evidence.gather_evidence(step)
+    refused("cuda_graphs", seen, "phases captured: none", sabotage="the graphs are thrown away")
 
 
 @pytest.mark.gpu
@@ -144,10 +140,6 @@ def test_data_loading_from_pageable_memory_is_not_engaged(refused):
     assert receipt("data_loading", evidence.gather_evidence(step)).engaged
     fetch = step.feed._fetch
     step.feed._fetch = lambda: fetch().clone()  # an ordinary tensor on the way
-    refused(
-        "data_loading",
-        evidence.gather_evidence(step),
-        "pinned memory: 0 of 1",
-        sabotage="batches come from pageable memory",
-    )
+    seen = evidence.gather_evidence(step)
+    refused("data_loading", seen, "pinned memory: 0 of 1", sabotage="batches come from pageable memory")
     step.close()

@@ -40,11 +40,9 @@ def test_a_memset_that_no_call_asked_for_is_of_a_graph():
 def test_overlap_counts_a_moment_once():
     gpu = [("Memcpy HtoD (Pinned -> Device)", True, 20, 100, 200)]
     gpu += [
-        ("a", True, 7, 0, 120),
-        ("b", True, 7, 110, 150),
-        ("c", True, 8, 140, 145),
-        ("d", True, 7, 190, 400),
+        (name, True, 7, *span) for name, span in {"a": (0, 120), "b": (110, 150), "d": (190, 400)}.items()
     ]
+    gpu += [("c", True, 8, 140, 145)]
     assert traces.digest_events(gpu)["overlap"] == 0.6
 
 
