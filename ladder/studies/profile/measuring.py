@@ -75,7 +75,7 @@ def profile_step(session: Session, case: record.Case) -> record.Step:
         UserError: it does not fit into memory, or the profiler sees no kernels.
     """
     job, recipe = session.job, case.recipe or {}
-    rung, device = job.options.rung, job.device
+    rung, device, on_gpu = job.options.rung, job.device, job.device == "cuda"
     copied: list[tuple[int, int]] = []
     try:
         step = make_step(job.workload, recipe, device=device, seed=job.options.seed)
@@ -109,7 +109,6 @@ def profile_step(session: Session, case: record.Case) -> record.Step:
         raise UserError(f"{short}; take a workload with a smaller batch") from None
     release_memory(device)
     ran = tracing.label_segments(labels, segments)
-    on_gpu = device == "cuda"
     return record.Step(
         walls_ms=walls,
         gpu_ms=to_ms([busy_ns]),
@@ -210,9 +209,6 @@ def count_kernels(session: Session, step: record.Step | None, recipe: Fields) ->
     return record.Observed(counters=counters)
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
 def measure_memory(step: Any) -> record.Memory:
     """Return the memory of a prepared step in bytes, without a timeline. A storage counts once."""
     counted = set[int]()
@@ -234,8 +230,8 @@ def measure_memory(step: Any) -> record.Memory:
         free, total = torch.cuda.mem_get_info()
         peaks = {"peak_allocated": torch.cuda.max_memory_allocated(), "device_used": total - free}
         peaks["peak_reserved"] = torch.cuda.max_memory_reserved()
-        segments = torch.cuda.memory_snapshot()
-        if step.graphs and all("segment_pool_id" in each for each in segments):
+        segments = torch.cuda.memory_snapshot() if step.graphs else []
+        if segments and all("segment_pool_id" in each for each in segments):
             pools = [each["total_size"] for each in segments if tuple(each["segment_pool_id"]) != (0, 0)]
             peaks["graph_pools"] = sum(pools)
     return record.Memory(
@@ -281,15 +277,10 @@ def follow_gradients(step: Any) -> Iterator[list[tuple[int, int]]]:
 
 
 def make_timeline(changes: Moments, gradients_at: Moments, before: int, lasting: int) -> list[record.Moment]:
-    """Return the moments of one run: its beginning, `MOST_MOMENTS` at most, and its end.
+    """Return the moments of one run: its beginning, the one with the most memory of each interval, and its end.
 
-    Each of those between is the one of its interval with the most memory.
-
-    Args:
-        changes: bytes of allocations and, negative, releases.
-        gradients_at: bytes of all gradients.
-        before: bytes that were allocated when the run began, those of lasting tensors included.
-        lasting: bytes of lasting tensors.
+    `changes` are bytes of allocations and, negative, releases. `before` are the bytes that were allocated when the run
+    began, with those of lasting tensors (`lasting`).
     """
     if not changes:
         return []
@@ -307,9 +298,6 @@ def make_timeline(changes: Moments, gradients_at: Moments, before: int, lasting:
         gradients = min(gradients_at[max(0, place - 1)][1] if gradients_at else 0, of_run)
         moments.append(record.Moment(round((at - begin) / 1e6, 3), gradients, of_run - gradients))
     return moments
-
-
-# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def group_by(ran: Iterable[Ran], key: Callable[[Ran], Any]) -> dict[Any, list[Ran]]:
@@ -420,11 +408,7 @@ def list_heaviest(ran: Sequence[Ran]) -> list[record.Heavy]:
 
 
 def list_passes(ran: Sequence[Ran], copied: Sequence[tuple[int, int]]) -> list[record.Pass]:
-    """Return the kernels of ours, the heaviest first, each beside copies of as many bytes.
-
-    Args:
-        copied: (bytes, nanoseconds) of copies, of `tracing.time_copies`; without them there are no rows.
-    """
+    """Return the kernels of ours, the heaviest first, each beside copies of as many bytes (`tracing.time_copies`)."""
     rows = []
     ours = [each for each in ran if copied and each.family.startswith(kernel_families.OURS)]
     for family, work in group_by(ours, lambda each: each.family).items():
@@ -453,9 +437,9 @@ def count_work(ran: Sequence[Ran], fields: Fields, precision: str) -> dict[str, 
     """Return what a step's categories compute or move: FLOPs of convolutions and matmuls, bytes of others.
 
     FLOPs and the optimizer's bytes are those that the workload needs (`ladder.studies.roofline.floors`). Other bytes
-    are those of the tensors that operators and kernels of ours were given, if they are known for most of the time: the
-    launches without known bytes count in proportion. A category of which neither is known is left out. Depthwise
-    kernels of a cheaper model lie in `resampling`, beside its filters: then convolutions have no number.
+    are those of the tensors that operators and kernels of ours were given; launches without known bytes count in
+    proportion, if they are few. Depthwise kernels of a cheaper model lie in `resampling`, beside its filters: then
+    convolutions have no number.
     """
     groups = group_by(ran, lambda each: categories.name_category(each.family))
     amounts = {}

@@ -66,9 +66,6 @@ class Case(frame.Case):
     recipe: Fields | None = None
 
 
-# --- what a file stores -----------------------------------------------------------------------------------------------
-
-
 class PhaseWork(Record):
     """The work of one phase, and how often it runs in a step."""
 
@@ -205,9 +202,6 @@ class Observed(frame.Observation, kw_only=True):
 File = StudyFile[Options, Case, Observed]
 
 
-# --- what is derived --------------------------------------------------------------------------------------------------
-
-
 class Category(Record):
     """The work of one category. `share` is of the sum of all categories, as they are shown.
 
@@ -288,11 +282,6 @@ class Profile(Record, kw_only=True):
     counters: list[Counted] | None = None
     largest: Largest | None = None
 
-    @property
-    def total_ms(self) -> float:
-        """Return the sum of all categories."""
-        return sum(each.ms for each in self.categories)
-
 
 def read_step(file: File) -> Step | None:
     """Return the step that a file holds, if it was profiled."""
@@ -326,7 +315,10 @@ def derive_profile(file: File, cautions: list[str]) -> Profile:
         categories=rows,
         phases=[PhaseRow(*(*msgspec.structs.astuple(row), run_ms)) for row, run_ms in phases],
         layers=layers,
-        expected=compare_with_article(rows),
+        expected=[
+            Expected(name, low, high, round(sum(each.share for each in rows if each.name.startswith(own)), 5))
+            for name, low, high, own in ARTICLE
+        ],
         memory=memory,
         heaviest=step.heaviest,
         passes=step.passes,
@@ -369,15 +361,6 @@ def derive_categories(step: Step) -> list[Category]:
 def share_of_other(rows: list[Category]) -> float:
     """Return the share of names that the classifier does not know."""
     return next((row.share for row in rows if row.name == categories.OTHER), 0.0)
-
-
-def compare_with_article(rows: list[Category]) -> list[Expected]:
-    """Return the article's expectation beside the shares of these categories."""
-    expected = []
-    for name, low, high, beginnings in ARTICLE:
-        share = sum(row.share for row in rows if row.name.startswith(beginnings))
-        expected.append(Expected(name, low, high, round(min(1.0, share), 5)))
-    return expected
 
 
 def derive_bound(row: Counted) -> Counted:

@@ -20,7 +20,7 @@ from ladder.studies.profile import record
 
 TRACES, REPORTS = (".json.gz", ".json"), (".nsys-rep",)  # endings of the names of files
 LONG_MS, NEAR = 0.1, 0.6  # a kernel is far from a copy if it takes longer in a step and reaches less
-LAYERS = 24  # rows of a table; the others are one row
+LAYERS = 24  # rows of a table
 MIB = 2**20
 
 
@@ -53,15 +53,14 @@ ladder profile fused_act --nsys step.nsys-rep    and a report of Nsight Systems
 
         options = job.options
         for flag, path, endings in (("--trace", options.trace, TRACES), ("--nsys", options.nsys, REPORTS)):
-            if path is not None and not path.name.endswith(endings):
-                raise UserError(f"{flag} {path}: the name of its file ends in {' or '.join(endings)}")
             if path is not None:
+                if not path.name.endswith(endings):
+                    raise UserError(f"{flag} {path}: the name of its file ends in {' or '.join(endings)}")
                 files.refuse_unwritable(path.parent)
         if job.device == "cpu" and (options.ncu or options.nsys):
             raise UserError("--ncu and --nsys look into a GPU, and none is used here")
-        for name, value in (("ncu", options.ncu), ("nsys", options.nsys)):
-            if value:
-                tools.find_tool(name)
+        for name in [name for name in ("ncu", "nsys") if getattr(options, name)]:
+            tools.find_tool(name)
         cases = dict(file.cases) if file is not None and file.cases else {record.STEP: plan_step(job)}
         others = ((record.LARGEST, options.largest_batch), (record.COUNTERS, options.ncu))
         return cases | {key: record.Case() for key, is_wanted in others if is_wanted}
@@ -99,17 +98,23 @@ ladder profile fused_act --nsys step.nsys-rep    and a report of Nsight Systems
     def list_cautions(self, file: record.File) -> list[str]:
         if (step := record.read_step(file)) is None:
             return []
-        other = record.share_of_other(record.derive_categories(step))
         lines = [each.reason for each in file.observed.values() if each.reason]
-        if other > record.MOST_OTHER:
+        if (other := record.share_of_other(record.derive_categories(step))) > record.MOST_OTHER:
             lines.append(f"other is {100 * other:.1f} percent: names without a pattern")
         if step.uneven:
-            names = ", ".join(step.uneven)
-            lines.append(f"runs of {names} differ in their kernels: phases and layers may be cut wrongly")
+            lines.append(f"runs of {', '.join(step.uneven)} differ in their kernels: they may be cut wrongly")
         return lines
 
     def summarize(self, file: record.File) -> list[str]:
-        return write_sentences(file, self.derive(file))
+        profile, machine, work = self.derive(file), file.machine, file.workload or {}
+        sentence = f"{profile.rung}: the step was not profiled"
+        if profile.categories:
+            first, times = profile.categories[0], f"{profile.step_ms:.2f} ms, its {profile.protocol.of}"
+            share = f"{first.name} is {100 * first.share:.0f} percent of it"
+            sentence = f"{profile.rung}: a step takes {times} {profile.gpu_ms:.2f} ms; {share}"
+        how = f"Workload {work.get('name')}, ladder {profile.ladder}, one process, one traced cycle."
+        title = f"What {profile.rung} does in a step: {machine.gpu or machine.cpu}"
+        return [title, sentence, f"{how} {frame.describe_software(file)}"]
 
     def list_tables(self, file: record.File) -> Iterator[Table]:
         return tabulate_profile(self.derive(file))
@@ -142,29 +147,12 @@ def plan_step(job: Job) -> record.Case:
     return record.Case(ladder=ladder.name, recipe=Recipe.from_dict(recipe).to_dict())
 
 
-def write_sentences(file: record.File, profile: record.Profile) -> list[str]:
-    """Return the title of the page, what the step consists of, and how it was profiled."""
-    machine, work = file.machine, file.workload or {}
-    sentence = f"{profile.rung}: the step was not profiled"
-    if profile.categories:
-        first = profile.categories[0]
-        sentence = (
-            f"{profile.rung}: a step takes {profile.step_ms:.2f} ms, its {profile.protocol.of} {profile.gpu_ms:.2f} ms;"
-            f" {first.name} is {100 * first.share:.0f} percent of it"
-        )
-    return [
-        f"What {profile.rung} does in a step: {machine.gpu or machine.cpu}",
-        sentence,
-        f"Workload {work.get('name')}, ladder {profile.ladder}, one process, one traced cycle."
-        f" {frame.describe_software(file)}",
-    ]
-
-
 def tabulate_profile(profile: record.Profile) -> Iterator[Table]:
     """Return all tables of a profile."""
     if not profile.categories or profile.layers is None or profile.memory is None:
         return
-    yield _tabulate_categories(profile)
+    total_ms = sum(row.ms for row in profile.categories)
+    yield _tabulate_categories(profile, total_ms)
     yield Table(
         [Column("group"), Column("article"), Column("here", "share")],
         [[row.name, f"{100 * row.low:.0f}-{100 * row.high:.0f}%", row.share] for row in profile.expected],
@@ -192,7 +180,7 @@ def tabulate_profile(profile: record.Profile) -> Iterator[Table]:
         yield Table(
             [Column(runs), Column("ms a step", "ms"), Column("share", "share", 2), Column(starts, "amount", 3),
              Column("us each", "amount", 4), Column("most of it in", priority=1)],
-            [[row.kernel, row.ms, row.ms / (profile.total_ms or 1), row.launches,
+            [[row.kernel, row.ms, row.ms / (total_ms or 1), row.launches,
               1000 * row.ms / row.launches if row.launches else None,
               f"{row.phase} ({100 * row.phase_ms / (row.ms or 1):.0f}%)"] for row in profile.heaviest],
             f"Heaviest {runs}s",
@@ -220,7 +208,7 @@ def tabulate_profile(profile: record.Profile) -> Iterator[Table]:
         )
 
 
-def _tabulate_categories(profile: record.Profile) -> Table:
+def _tabulate_categories(profile: record.Profile, total_ms: float) -> Table:
     on_gpu = profile.protocol.of == record.GPU
     rows: list[list[Any]] = []
     for row in profile.categories:
@@ -230,7 +218,7 @@ def _tabulate_categories(profile: record.Profile) -> Table:
     rows.append(["GPU time" if on_gpu else "all operators", gpu_ms, None, launches, None])
     rows += [["waiting", max(0.0, step_ms - gpu_ms), None, None, None]] * on_gpu
     rows.append(["step", step_ms, None, None, None])
-    other, beside_ms = record.share_of_other(profile.categories), profile.total_ms - gpu_ms
+    other, beside_ms = record.share_of_other(profile.categories), total_ms - gpu_ms
     notes = [
         f"other is {other:.1%}; above {record.MOST_OTHER:.0%} the classifier lacks names",
         f"for {abs(beside_ms):.2f} ms a kernel ran beside another: rates and the tables below count both",
@@ -245,15 +233,14 @@ def _tabulate_categories(profile: record.Profile) -> Table:
 def _tabulate_layers(layers: record.Layers) -> Table:
     columns = [Column("layer"), Column("ms a step", "ms"), Column("of it backward", "ms")]
     columns.append(Column("launches a step", "amount", 1))
-    if layers.reason is not None:
-        return Table(columns, [], "By layer", [f"no layers: {layers.reason}"])
-    rows: list[list[Any]] = [
-        [row.name, row.ms, row.backward_ms, row.launches] for row in layers.rows[:LAYERS]
-    ]
-    if rest := layers.rows[LAYERS:]:
-        sums = (sum(getattr(row, name) for row in rest) for name in ("ms", "backward_ms", "launches"))
-        rows.append([f"{len(rest)} other layers", *sums])
-    return Table(columns, rows, "By layer", [f"unknown layers: {100 * (layers.unknown or 0):.1f} percent"])
+    rows = [[row.name, row.ms, row.backward_ms, row.launches] for row in layers.rows[:LAYERS]]
+    rest = layers.rows[LAYERS:]
+    note = (
+        f"{len(rest)} other layers: {sum(row.ms for row in rest):.2f} ms; unknown: {layers.unknown or 0:.1%}"
+    )
+    return Table(
+        columns, rows, "By layer", [note if layers.reason is None else f"no layers: {layers.reason}"]
+    )
 
 
 def tabulate_passes(passes: Sequence[record.Pass]) -> Table:
@@ -301,17 +288,10 @@ def _tabulate_memory(memory: record.Memory) -> Iterator[Table]:
     yield Table([Column(""), Column("MiB", "amount")], rows, "Memory", [note])
     rows = []
     for phase, moments in memory.timeline.items():
-        gradients = max(moments, key=lambda each: each.gradients, default=None)
-        activations = max(moments, key=lambda each: each.activations, default=None)
-        ends = {"at the beginning": moments[0], "at the end": moments[-1]} if moments else {}
-        for name, moment in {**ends, "most gradients": gradients, "most activations": activations}.items():
-            if moment is not None:
-                total = memory.lasting + moment.gradients + moment.activations
-                in_mib = (each / MIB for each in (moment.gradients, moment.activations, total))
-                rows.append([phase, name, moment.at_ms, *in_mib])
+        for most in sorted(moments, key=lambda each: -each.gradients - each.activations)[:1]:
+            parts = most.gradients, most.activations, memory.lasting + most.gradients + most.activations
+            rows.append([phase, most.at_ms, *(each / MIB for each in parts)])
+    columns = [Column("phase"), Column("at ms", "amount"), Column("gradients MiB", "amount")]
+    columns += [Column("activations MiB", "amount"), Column("all MiB", "amount")]
     if rows:
-        columns = [
-            Column("phase"), Column("moment"), Column("at ms", "amount", 2), Column("gradients MiB", "amount", 1),
-            Column("activations MiB", "amount"), Column("all MiB", "amount", 3),
-        ]  # fmt: skip
-        yield Table(columns, rows, "Memory over time, in an eager run of each phase")
+        yield Table(columns, rows, "The most memory of an eager run of each phase")

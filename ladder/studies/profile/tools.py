@@ -1,9 +1,8 @@
 """NVIDIA's tools: counters of a step's heaviest kernels by Nsight Compute, and a report of Nsight Systems.
 
 Both run `python -m ladder.studies.profile.tools FILE`, which prepares a step and switches the profiler on for the part
-that is watched. Nsight Compute watches phases that run eagerly: a replayed graph hides its kernels from some versions.
-It watches the phases in which the profile has most of one of these kernels. The first launches of each grid are
-counted, and the longest of each kernel is shown.
+that is watched. Nsight Compute watches eager runs of the phases with most of one of these kernels, since a replayed
+graph hides its kernels from some versions. The first launches of each grid are counted; the longest is shown.
 """
 
 from __future__ import annotations
@@ -68,12 +67,8 @@ class Launch(NamedTuple):
 def run_tool(line: Sequence[str], timeout_s: float) -> tuple[str, int]:
     """Run a command line in the project's folder. Return its output and its exit status.
 
-    The tool starts the program that it watches. Ended alone, it would leave that program on the GPU. So both are in a
-    session of their own, which is killed as a whole, also after Ctrl-C.
-
-    Raises:
-        TimeoutError: it was not done after so many seconds.
-        OSError: it did not start.
+    The tool and the program that it watches are in a session of their own, which is killed as a whole at the end.
+    Raises TimeoutError if it was not done after so many seconds, and OSError if it did not start.
     """
     with subprocess.Popen(
         line, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -117,11 +112,8 @@ def count(
 ) -> list[Counted]:
     """Return the counters of a profile's heaviest kernels. `sms`: multiprocessors of the GPU, if known.
 
-    Kernels of which no launch was counted are run once more without the others. Launches of those, with the same grid
-    and block, may have come first.
-
-    Raises:
-        WorkerFailure: ncu counted nothing.
+    Kernels of which no launch was counted are run once more without the others, whose launches with the same grid and
+    block may have come first. Raises WorkerFailure if ncu counted nothing.
     """
     rows: dict[str, Counted] = {}
     lost = list(heaviest)
@@ -155,11 +147,7 @@ def list_phases(heaviest: Sequence[Heavy]) -> list[str]:
 
 
 def make_ncu_command(ncu: str, heaviest: Sequence[Heavy], spec: str) -> list[str]:
-    """Return the command line that counts these kernels in an eager run.
-
-    It writes no file, leaves the clocks alone, empties the L2 before each kernel, prints base units, and names
-    kernels with templates and arguments.
-    """
+    """Return the command line that counts these kernels in an eager run, with its clocks and an empty L2."""
     return [
         ncu, "--csv", "--page", "raw", "--print-units", "base", "--print-kernel-base", "demangled",
         "--profile-from-start", "off", "--target-processes", "application-only", "--clock-control", "none",
@@ -213,12 +201,7 @@ def explain_refusal(text: str, status: int) -> str:
 def pick_launches(
     heaviest: Sequence[Heavy], launches: Sequence[Launch], ran: Sequence[str], sms: int | None
 ) -> list[Counted]:
-    """Return each heavy kernel's longest launch, in the order of the kernels.
-
-    Args:
-        ran: the phases that were run.
-        sms: multiprocessors of the GPU.
-    """
+    """Return each heavy kernel's longest launch, in the order of the kernels. `ran`: the phases that were run."""
     rows = []
     for heavy in heaviest:
         own = [row for row in launches if clean_line(kernel_names.name_label(row.kernel)) == heavy.kernel]

@@ -227,9 +227,8 @@ def take_own_times(operators: Iterable[Event]) -> list[Ran]:
 def label_events(profile: Any, phase: str, device: str, launches: Sequence[Size] = ()) -> list[Ran]:
     """Return the kernels of a profiled eager run in order, each with its layer; on a CPU its operators.
 
-    A kernel belongs to the operator that launched it. Without one it belongs where its launch was: to the host's event,
-    in any thread, that began last, since the main thread waits while a backward pass runs in a thread of its own.
-    `launches` are those of `note_launches`.
+    A kernel belongs to the operator that launched it, or to the host's event, in any thread, that began last before its
+    launch: the main thread waits while a backward pass runs in another. `launches` are those of `note_launches`.
     """
     kernels, hosts, calls = [], [], {}
     for event in sorted(list_events(profile), key=lambda each: (each.start_ns(), -each.duration_ns())):
@@ -385,11 +384,7 @@ def match_launches(kernels: Sequence[str], launches: Sequence[Size]) -> list[int
 
 
 def time_copies(device: str) -> list[tuple[int, int]]:
-    """Return (bytes read and written, nanoseconds of the GPU) of copies with a cold L2; on a CPU none.
-
-    Source: medians of `COPIES` traced calls of ``Tensor.copy_`` for each of `SIZES_COPIED`. Raises what torch raises if
-    the memory is short.
-    """
+    """Return (bytes read and written, median ns of the GPU) of copies by ``copy_`` with a cold L2; on a CPU none."""
     if device != "cuda":
         return []
     other = torch.empty(EVICTS, dtype=torch.uint8, device=device)

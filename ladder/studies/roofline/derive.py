@@ -57,9 +57,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Op:
-    """A convolution as cuDNN computes it. A transposed convolution is the input gradient of its mirror image.
+    """A convolution as cuDNN computes it; ``image`` [N, I, H, W] is the side that ``weight`` [O, I, k, k] slides over.
 
-    ``image`` [N, I, H, W] is the side that ``weight`` [O, I, k, k] slides over.
+    A transposed convolution is the input gradient of its mirror image.
     """
 
     kind: str
@@ -153,7 +153,7 @@ class Kernels(Record):
 class Timed(Record, kw_only=True):
     """A timed and traced step: medians of each phase alone, of a step between events, and by the wall clock.
 
-    A whole-step graph has phases of a second step; one old file has none. In `busy_ms` of a traced step any kernel ran.
+    One old file has no phases. In `busy_ms` of a traced step any kernel ran.
     """
 
     phases_ms: Annotated[dict[Phase, records.Ms], size_between(4)]
@@ -358,10 +358,7 @@ def weigh_ops(works: Works, workload: Fields) -> dict[Op, float]:
 
 
 def sum_amounts(works: Works, workload: Fields) -> dict[str, float]:
-    """Return a step's work by the parts that a trace can tell apart (`PARTS`): FLOPs, and bytes of other kernels.
-
-    1x1 convolutions are among the others: cuDNN's kernels for them are named as matmuls.
-    """
+    """Return a step's work by the parts that a trace can tell apart (`PARTS`): FLOPs, and bytes of other kernels."""
     amounts = dict.fromkeys(PARTS, 0.0)
     for op, flops in weigh_ops(works, workload).items():
         for part in () if op.is_pointwise else (op.kind, CONVOLUTIONS):
@@ -400,9 +397,8 @@ def derive_step_rates(
 def split_distance(timed: Timed, step: dict[str, float]) -> Measured:
     """Return the timed step, and where its time beyond the floor goes: by group, and by family of kernels.
 
-    Each group has its part of the floor: convolutions theirs, other kernels the bytes and matmuls, and idle time
-    none. 1x1 convolutions count as other kernels, as cuDNN's kernels for them are named as matmuls. Inside a group
-    the floor is allotted to families in proportion to their time.
+    Other kernels have the floor of bytes, matmuls and 1x1 convolutions, as cuDNN's kernels for these are named as
+    matmuls. Inside a group the floor is allotted to families in proportion to their time.
     """
     gap = timed.step_ms - step["light_ms"]
     took = {
@@ -430,8 +426,7 @@ def split_distance(timed: Timed, step: dict[str, float]) -> Measured:
 def derive_floor(base: Roofline, works: Works, workload: Fields, rates: Rates) -> Roofline:
     """Return the record with the floor of each phase and of the amortized step, and every rate that it uses.
 
-    Raises:
-        UserError: a rate that is needed is not on record.
+    Raises UserError if a rate that is needed is not on record.
     """
     often, amounts = list_frequencies(workload), sum_amounts(works, workload)
     weights = dict(sorted(weigh_ops(works, workload).items(), key=lambda item: -item[1]))
@@ -499,8 +494,7 @@ def derive_floor(base: Roofline, works: Works, workload: Fields, rates: Rates) -
 def derive_roofline(file: File) -> Roofline:
     """Return the floor and the distance of a file; of a rung that was not observed only what was planned.
 
-    Raises:
-        UserError: a rate that is needed is not in the file.
+    Raises UserError if a rate that is needed is not in the file.
     """
     ((rung, case),) = file.cases.items()
     layout, gpu = layout_of(case.recipe), file.machine.name

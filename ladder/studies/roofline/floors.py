@@ -1,12 +1,11 @@
 """The necessary work of a workload, phase by phase: its convolutions with their FLOPs, and the bytes that must move.
 
 The real networks and losses run, forward, backward and double backward, on fake tensors: shapes and dtypes without
-memory or arithmetic. So any workload is counted in seconds on any machine. A dispatch mode sees each operator below
-autograd and autocast, as PyTorch's FlopCounterMode does, but keeps the shapes: each has a rate of its own.
+memory or arithmetic. A dispatch mode sees each operator below autograd and autocast.
 
-The floor belongs to the workload, not to a recipe's spelling, so the spelling with the fewest FLOPs is counted: dense
-modulated convolutions, resampling by its own filter (memory-bound: bytes, no FLOPs), fakes and reals through D in one
-batch, a double backward of ordinary convolutions. Only the recipe's precision matters. docs/profile.md has the model.
+The floor belongs to the workload, so the spelling with the fewest FLOPs is counted: dense modulated convolutions,
+resampling by its own filter (memory-bound: bytes, no FLOPs), fakes and reals through D in one batch, a double backward
+of ordinary convolutions. Only the recipe's precision matters. docs/profile.md has the model.
 """
 
 from __future__ import annotations
@@ -44,15 +43,11 @@ DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", 
 
 def count_work(workload: Fields, precision: str, layout: str) -> dict[Any, Work]:
     """Return the floor of each phase as result files have it."""
-    return {
-        phase: Work(
-            {op.key(layout): times for op, times in floor.ops.items()},
-            floor.matmul_flops,
-            floor.matmul_bytes,
-            floor.bytes,
-        )
-        for phase, floor in count(Workload.from_dict(workload), precision).items()
-    }
+    works = {}
+    for phase, floor in count(Workload.from_dict(workload), precision).items():
+        convolutions = {op.key(layout): times for op, times in floor.ops.items()}
+        works[phase] = Work(convolutions, floor.matmul_flops, floor.matmul_bytes, floor.bytes)
+    return works
 
 
 def count(workload: Workload, precision: str = "fp32") -> dict[str, Count]:

@@ -190,8 +190,7 @@ def time_run(run: Callable[[], Any], windows: int = 5, window_s: float = 0.02) -
 def observe_step(workload: Fields, recipe: Fields) -> Timed:
     """Return phases and step of a prepared step on the GPU, and the families of kernels of a traced cycle.
 
-    In a whole-step graph no phase has a time: alone it would run outside the graph, launch by launch. So phases are
-    timed in a second step, which has a graph for each phase.
+    The phases of a whole-step graph are timed in a second step, which has a graph for each phase.
     """
     walls: list[float] = []
 

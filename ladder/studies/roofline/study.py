@@ -7,6 +7,7 @@ recorded for this GPU (`derive`). Beside it stand the timed phases and the kerne
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -115,11 +116,7 @@ STUDY = RooflineStudy()
 
 
 def measure_distance(options: Options, workload: str | None, device: str | None, as_json: bool) -> int:
-    """Measure the step of a rung beside its floor, write the result, and return the exit status.
-
-    Raises:
-        UserError: no GPU to measure, or no such rung here; one line.
-    """
+    """Measure the step of a rung beside its floor, write the result, and return the exit status."""
     from ladder.machine import environment, system
 
     if (device := system.choose_device(device)) != "cuda":
@@ -132,11 +129,7 @@ def measure_distance(options: Options, workload: str | None, device: str | None,
 
 
 def show_floor(options: Options, workload: str | None, gpu: str, as_json: bool) -> None:
-    """Print the floor of a rung on a GPU by its recorded rates.
-
-    Raises:
-        UserError: no recorded rates of ``gpu``, or no such rung; one line.
-    """
+    """Print the floor of a rung on a GPU by its recorded rates. Raises UserError if there are none, in one line."""
     from ladder.studies.roofline import floors
 
     name, fields = catalog.load_workload(workload or "article")
@@ -157,10 +150,7 @@ def show_floor(options: Options, workload: str | None, gpu: str, as_json: bool) 
 def count_again(path: Path, as_json: bool) -> None:
     """Rewrite a result with floors computed anew, from all rates on record and its own trace.
 
-    The measured numbers stay, and so do the measurement's machine and commit.
-
-    Raises:
-        UserError: the file holds no measured roofline; one line.
+    The measured numbers stay, and so do the measurement's machine and commit. Raises UserError if nothing was measured.
     """
     from ladder.studies.roofline import floors
 
@@ -189,10 +179,9 @@ def count_again(path: Path, as_json: bool) -> None:
 def plan_rung(
     options: Options, name: str, workload: Fields, capabilities: Mapping[str, str | None]
 ) -> dict[str, RungCase]:
-    """Return a rung with its whole recipe. If none is named, it is the highest that can run.
+    """Return a rung with its whole recipe; if none is named, the highest that can run.
 
-    Raises:
-        UserError: no such rung, it cannot run here, or no rate of the workload's convolutions is known.
+    Raises UserError if it cannot run here, or no rate of the workload's convolutions is known.
     """
     from stylegan_lite.config import Recipe
 
@@ -210,7 +199,7 @@ def plan_rung(
 def load_rates(gpu: str, folder: Path) -> Rates:
     """Return the rates of a GPU in a folder's results and in the tunings beside it."""
     rates = Rates(gpu)
-    for path, file in _read_files(folder):
+    for path, file in read_files(folder).items():
         if file.machine.name == gpu:
             rates.add(STUDY.derive(file).recorded or {}, path.name)
     for path in sorted((folder.parent / "kernels").glob("*-tuning.json")):
@@ -218,20 +207,18 @@ def load_rates(gpu: str, folder: Path) -> Rates:
     return rates
 
 
-def _read_files(folder: Path) -> list[tuple[Path, File]]:
-    """Return the readable rooflines of a folder."""
-    files = []
+def read_files(folder: Path) -> dict[Path, File]:
+    """Return the readable rooflines of a folder by their paths."""
+    files = {}
     for path in sorted(folder.glob("*.json")):
-        try:
-            files.append((path, frame.read_file(STUDY, path)))
-        except UserError:
-            continue
+        with contextlib.suppress(UserError):
+            files[path] = frame.read_file(STUDY, path)
     return files
 
 
 def choose_rates(gpu: str, folder: Path) -> Rates:
     """Return all rates of a GPU that a user names: "nvidia-h200", "NVIDIA H200" or "H200"."""
-    names = {file.machine.name for _, file in _read_files(folder)}
+    names = {file.machine.name for file in read_files(folder).values()}
     for name in (make_slug(gpu), f"nvidia-{make_slug(gpu)}"):
         if name in names:
             return load_rates(name, folder)

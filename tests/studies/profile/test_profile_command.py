@@ -67,7 +67,8 @@ def assert_whole(done: Done) -> None:
     profile = done.profile
     assert profile.layers is not None and profile.layers.reason is None
     for rows in (profile.phases, profile.layers.rows):
-        assert sum(row.ms for row in rows) == pytest.approx(profile.total_ms, rel=1e-3)
+        total_ms = sum(row.ms for row in profile.categories)
+        assert sum(row.ms for row in rows) == pytest.approx(total_ms, rel=1e-3)
     assert {"G_main", "G_pl", "D_main", "D_r1"} <= {row.name for row in profile.phases}
     assert share_of_other(profile.categories) < 0.05 and (profile.layers.unknown or 0) < 0.05
     assert validate.problem_of(done.path) is None
