@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from torch.utils import cpp_extension
 
 from ladder.cli import main as cli
 from ladder.core.errors import UserError
@@ -32,21 +33,30 @@ pytestmark = pytest.mark.usefixtures("kept_servers")
 WORKLOAD = Workload.from_dict(LEAST).to_dict()
 
 # The part of the repository that a step needs: ops in plain PyTorch, and networks and losses that need their second
-# derivatives. Networks have the right number of weights, and losses note which phase called them.
+# derivatives, behind imports that the lock has not, and a wrapper whose signature says nothing. Networks have the right
+# number of weights, and losses note which phase called them.
 FILES = {
-    "dnnlib/__init__.py": "",
+    "dnnlib/__init__.py": "import requests\nfrom distutils.util import strtobool\nassert strtobool('yes')\n",
     "torch_utils/__init__.py": "",
-    "torch_utils/misc.py": "",
+    "torch_utils/misc.py": "import dnnlib\n",
+    "torch_utils/persistence.py": """
+        def persistent_class(original):
+            class Decorator(original):
+                def __init__(self, *args, **kwargs):
+                    super().__init__(*args, **kwargs)
+            return Decorator
+        """,
     "torch_utils/ops/__init__.py": "",
     "torch_utils/ops/conv2d_gradfix.py": """
-        import contextlib, warnings
-        enabled = False
+        import contextlib, torch, warnings
+        from pkg_resources import parse_version
+        enabled, NEW = False, parse_version(torch.__version__) >= parse_version('1.11.0a')
         @contextlib.contextmanager
         def no_weight_gradients():
             yield
         def _should_use_custom_op(x):
             warnings.warn('not supported')
-            return False
+            return enabled and not NEW
         """,
     "torch_utils/ops/bias_act.py": """
         import torch
@@ -73,10 +83,12 @@ FILES = {
         def conv2d_resample(x, w, padding):
             return torch.nn.functional.conv2d(x, w, padding=padding)
         """,
-    "training/__init__.py": "import requests, distutils.util\n",
+    "training/__init__.py": "import torch_utils.misc\n",
     "training/networks_stylegan2.py": """
         import torch
+        from torch_utils import persistence
         from torch_utils.ops import bias_act, conv2d_resample, fma, upfirdn2d
+        @persistence.persistent_class
         class SynthesisBlock(torch.nn.Module):
             def __init__(self, fused_modconv_default=True):
                 super().__init__()
@@ -94,8 +106,9 @@ FILES = {
                 noise = self.strength * torch.randn([len(x), 1, *x.shape[2:]], device=x.device)
                 x = bias_act.bias_act(fma.fma(x, scale[:, :, None, None], noise), self.bias, act='lrelu')
                 return conv2d_resample.conv2d_resample(upfirdn2d.downsample2d(x, self.f), self.last, padding=0)
+        @persistence.persistent_class
         class Generator(Net):
-            def __init__(self, z_dim, c_dim, w_dim, img_resolution, img_channels, mapping_kwargs, **more):
+            def __init__(self, z_dim, c_dim, w_dim, img_resolution, img_channels, mapping_kwargs={}, **more):
                 super().__init__(1, 3, COUNT_G)
                 self.side, self.more = 2 * img_resolution, more
         class Discriminator(Net):
@@ -184,21 +197,44 @@ def file_of_least(folder):
     return path
 
 
-@pytest.fixture
-def workload(tmp_path):
-    return file_of_least(tmp_path)
+def run_upstream(clone, folder, *more):
+    """Run the command. Its files are in the folder `out`."""
+    words = [
+        "upstream",
+        clone,
+        "-w",
+        file_of_least(folder),
+        "--device",
+        "cpu",
+        "--out",
+        folder / "out",
+        *more,
+    ]
+    return CliRunner().invoke(cli.main, [*map(str, words)])
+
+
+def derive(folder):
+    """Return the figures of the only file in the folder `out`."""
+    (path,) = (folder / "out").glob("*.json")
+    return record.Figures(frame.read_file(STUDY, path))
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, kept_servers):
-    """The file of a whole run of two rounds, for tests that only read it."""
+    """The folder of a whole run of two rounds, for tests that only read it."""
     folder = tmp_path_factory.mktemp("finished")
     with standing_in(folder / "clone") as clone:
-        asked = ["upstream", clone, "-w", file_of_least(folder), "--device", "cpu", "--out", folder / "out"]
-        run = CliRunner().invoke(cli.main, [*map(str, asked), "--no-inspect", "--rounds", "2"])
+        run = run_upstream(clone, folder, "--no-inspect", "--rounds", 2)
     assert run.exit_code == 0, run.output
-    (path,) = (folder / "out").glob("*.json")
-    return path
+    return folder
+
+
+@pytest.fixture
+def bare(clone, monkeypatch):
+    """The stand-in, in an environment without the modules that the lock has not."""
+    for name in ("pkg_resources", "requests"):
+        monkeypatch.setitem(sys.modules, name, None)
+    return clone
 
 
 def make_step(folder, **changes):
@@ -227,8 +263,9 @@ def test_a_step_is_an_iteration_of_its_training_loop(clone):
     assert built.check_finite() == "D.weight is not finite"
 
 
-def test_its_configuration_is_that_of_its_command_line(clone):
-    built = make_step(clone)
+def test_its_configuration_is_that_of_its_command_line(bare):
+    built = make_step(bare)
+    built.step(lazy=True)
     assert (step.UpstreamStep.fp16_resolutions, built.G.more["num_fp16_res"]) == (4, 0)  # on a GPU, on a CPU
     assert built.G.more["conv_clamp"] == 256 and built.loss.pl
     assert built.G.more["fused_modconv_default"] == "inference_only"
@@ -236,7 +273,7 @@ def test_its_configuration_is_that_of_its_command_line(clone):
     adam = {name: each.param_groups[0] for name, _, each, _ in built.updates}
     assert adam["Gmain"]["lr"] == pytest.approx(WORKLOAD["lr"] * 4 / 5) and adam["Gmain"] is adam["Greg"]
     assert adam["Dmain"]["betas"] == (0.0, pytest.approx(WORKLOAD["beta2"] ** (16 / 17)))
-    assert built.settings()["fast_double_backward"] is False
+    assert built.settings()["fast_double_backward"] is False and built.settings()["fp16_resolutions"] == 0
     built.modules.ops["bias_act"]._init = lambda: False
     with pytest.raises(RuntimeError, match="NVIDIA's bias_act did not build: no reason was given"):
         source.build_ops(built.modules)
@@ -244,129 +281,98 @@ def test_its_configuration_is_that_of_its_command_line(clone):
 
 def test_an_op_is_imported_by_the_name_it_was_built_under(monkeypatch, tmp_path):
     """NVIDIA's loader does so, although torch no longer enters what it loads into `sys.modules`."""
-    from torch.utils import cpp_extension
-
-    built, locks = types.ModuleType("made_up_plugin"), []
-
-    def load(name, build_directory, **options):
-        locks.append((tmp_path / "build" / "lock").exists())  # torch would wait for it without an end
-        return built
-
+    built, lock, locks = types.ModuleType("made_up_plugin"), tmp_path / "build" / "lock", []
+    # torch would wait for a lock without an end
+    load = lambda name, build_directory, **options: locks.append(lock.exists()) or built  # noqa: E731
     monkeypatch.setattr(cpp_extension, "load", load)
     monkeypatch.setitem(sys.modules, "made_up_plugin", built)
     monkeypatch.delitem(sys.modules, "made_up_plugin")  # and again after the test
-    before = cpp_extension.load
-    (tmp_path / "build").mkdir()
-    (tmp_path / "build" / "lock").touch()  # of a build that was killed
-
-    def build():
-        cpp_extension.load(name="made_up_plugin", build_directory=str(tmp_path / "build"), sources=["a.cpp"])
-        return importlib.import_module("made_up_plugin") is built
-
+    lock.parent.mkdir()
+    lock.touch()  # of a build that was killed
     together = threading.Barrier(len(source._OPS), timeout=120)  # one after the other they would not meet
 
-    def met():
+    def build():
         together.wait()
-        return build()
+        cpp_extension.load(name="made_up_plugin", build_directory=str(lock.parent), sources=["a.cpp"])
+        return importlib.import_module("made_up_plugin") is built
 
-    ops = dict.fromkeys(source._OPS, types.SimpleNamespace(_init=met))
+    ops = dict.fromkeys(source._OPS, types.SimpleNamespace(_init=build))
     source.build_ops(source.Modules(None, None, None, ops))
-    assert cpp_extension.load is before and locks and not any(locks)
-
-
-def derive(path):
-    return record.Figures(frame.read_file(STUDY, path))
+    assert cpp_extension.load is load and locks and not any(locks)
 
 
 @pytest.mark.slow
 def test_both_are_timed_in_turn_and_the_file_is_accepted(finished):
     result = derive(finished)
-    assert validate.problem_of(finished) is None
+    (path,) = (finished / "out").glob("*.json")
+    assert validate.problem_of(path) is None and str(finished) not in path.read_text()
     theirs, ours = result.programs.values()
     assert [len(each.rounds) for each in (theirs, ours)] == [2, 2] and theirs.settings["loader_workers"] == 3
-    pairs = zip(theirs.rounds, ours.rounds, strict=True)
-    ratios = [a.samples_ms[0] / b.samples_ms[0] for a, b in pairs]
+    ratios = [a.samples_ms[0] / b.samples_ms[0] for a, b in zip(theirs.rounds, ours.rounds, strict=True)]
     assert min(ratios) <= result.derive_wall_ratio().median <= max(ratios)
-    assert str(finished.parent.parent) not in finished.read_text()
-    page = finished.with_suffix(".md").read_text()
-    assert "neither parity nor receipts" in page
+    assert "neither parity nor receipts" in path.with_suffix(".md").read_text()
 
 
-def test_a_run_goes_on_where_it_was_stopped(finished, clone, workload, tmp_path):
+def test_a_run_goes_on_where_it_was_stopped(finished, clone, tmp_path):
     """Both steps of a pair come from one sitting: half a generation is made again, a whole one is kept as it is."""
-    stopped, begun = tmp_path / "stopped.json", json.loads(finished.read_text())
+    (path,) = (finished / "out").glob("*.json")
+    stopped, begun = tmp_path / "out/stopped.json", json.loads(path.read_text())
     del begun["observed"]["generation 2"]["programs"]["ours"]
     begun["observed"]["generation 2"] |= {"status": "failed", "reason": "ours: killed"}
     begun |= {"commit": "a" * 40, "dirty": False}
+    stopped.parent.mkdir()
     stopped.write_text(json.dumps(begun))
-
-    run = ask(clone, workload, tmp_path, "--resume", stopped, "--rounds", 3)
+    run = run_upstream(clone, tmp_path, "--resume", stopped, "--rounds", 3)
     assert run.exit_code == 0, run.output
-    (path,) = set(tmp_path.glob("*.json")) - {stopped}
-    result = derive(path)
-    assert validate.problem_of(path) is None
-    for each in result.programs.values():
+    stopped.unlink()
+    for each in derive(tmp_path).programs.values():
         assert [visit.round for visit in each.rounds] == [0, 1, 2] and each.status == "ok"
-    after = json.loads(path.read_text())
-    assert after["observed"]["generation 1"] == begun["observed"]["generation 1"]
-    before = begun["observed"]["generation 2"]["programs"]["upstream"]
-    assert after["observed"]["generation 2"]["programs"]["upstream"]["round"] != before["round"]
+    (path,) = (tmp_path / "out").glob("*.json")
+    after, before = json.loads(path.read_text()), begun["observed"]
+    assert validate.problem_of(path) is None and after["observed"]["generation 1"] == before["generation 1"]
+    again, once = (each["generation 2"]["programs"]["upstream"] for each in (after["observed"], before))
+    assert again["round"] != once["round"]
     assert after["commits"][0] == "a" * 40 and after["options"]["generations"] == 3
 
     begun["cases"]["generation 1"]["source"]["digest"] = "0" * 16
     stopped.write_text(json.dumps(begun))
-    run = ask(clone, workload, tmp_path, "--resume", stopped)
+    run = run_upstream(clone, tmp_path, "--resume", stopped)
     assert run.exit_code == 2 and "the clone's sources differ" in run.output.splitlines()[-1], run.output
 
 
-def ask(clone, workload, out, *more):
-    asked = ["upstream", clone, "-w", workload, "--device", "cpu", "--out", out, *more]
-    return CliRunner().invoke(cli.main, [*map(str, asked)])
-
-
-def only(folder):
-    (path,) = folder.glob("*.json")
-    return derive(path)
-
-
-def test_what_ours_cannot_show_is_not_timed(clone, workload, tmp_path, monkeypatch):
+def test_ours_is_not_timed_without_parity(clone, tmp_path, monkeypatch):
     def refuse(worker, tell):
         raise inspection.Objection("failed: parity", "G_main: error 1", {"parity": None})
 
     monkeypatch.setattr(inspection, "inspect_worker", refuse)
-    out = tmp_path / "out"
-    run = ask(clone, workload, out)
+    run = run_upstream(clone, tmp_path)
     assert run.exit_code == 1 and "failed: parity: G_main: error 1" in run.output
-    result = only(out)
-    assert result.derive_wall_ratio() is None
+    result = derive(tmp_path)
+    assert result.derive_wall_ratio() is None and result.programs["ours"].status == "failed: parity"
     assert [len(each.rounds) for each in result.programs.values()] == [1, 0]
-    assert result.programs["ours"].status == "failed: parity"
 
 
-def test_what_was_seen_of_ours_is_not_asked_again_of_the_same_code(clone, workload, tmp_path, monkeypatch):
+def test_the_same_code_is_inspected_once(clone, tmp_path, monkeypatch):
     """Whether a run of the ladder saw it or this command did: both keep it by recipe, workload and source."""
-    asked, found = [], {"inspection": {"error": None}, "parity": None, "receipts": {}}
-    monkeypatch.setattr(inspection, "inspect_worker", lambda *_: asked.append("inspected") or found)
+    calls, facts = [], {"inspection": {"error": None}, "parity": None, "receipts": {}}
+    monkeypatch.setattr(inspection, "inspect_worker", lambda *_: calls.append("inspected") or facts)
     monkeypatch.setattr(Interleaved, "round", lambda *_: (each for each in ()))
-    for each in ("1", "2"):
-        ask(clone, workload, tmp_path / each)
-    assert asked == ["inspected"]
-    for each in ("1", "2"):
-        (path,) = (tmp_path / each).glob("*.json")
+    for name, times in (("1", 1), ("2", 1), ("3", 2)):
+        if name == "3":
+            monkeypatch.setattr(inspection, "source_digest", lambda: "another commit")
+        (tmp_path / name).mkdir()
+        run_upstream(clone, tmp_path / name)
+        (path,) = (tmp_path / name / "out").glob("*.json")
         proof = json.loads(path.read_text())["observed"][record.PROOF]
-        assert "inspection" in proof and proof["receipts"] == {}
-    monkeypatch.setattr(inspection, "source_digest", lambda: "another commit")
-    ask(clone, workload, tmp_path / "3")
-    assert asked == ["inspected"] * 2
+        assert "inspection" in proof and proof["receipts"] == {} and len(calls) == times
 
 
-def test_networks_of_another_size_are_no_comparison(clone, workload, tmp_path):
+def test_networks_of_another_size_are_no_comparison(clone, tmp_path):
     path = clone / "training/networks_stylegan2.py"
     path.write_text(path.read_text().replace("count - used", "count - used + 1"))
-    out = tmp_path / "out"
-    run = ask(clone, workload, out, "--no-inspect", "--rounds", "1")
+    run = run_upstream(clone, tmp_path, "--no-inspect", "--rounds", 1)
     assert run.exit_code == 1 and "failed: weights: " in run.output and ", where ours has " in run.output
-    result = only(out)
+    result = derive(tmp_path)
     assert result.derive_wall_ratio() is None
     assert [each.status for each in result.programs.values()] == ["failed", "ok"]
 
@@ -386,39 +392,8 @@ def test_a_digest_follows_the_sources(clone):
         source.networks_of(Path("/nonexistent"))
 
 
-# --- what real clones have: imports that the lock has not, wrapped classes, two layouts -------------------------------
-
-GRADFIX = """
-    import contextlib
-    import torch
-    from pkg_resources import parse_version
-    enabled = False
-    NEW = parse_version(torch.__version__) >= parse_version('1.11.0a')
-    @contextlib.contextmanager
-    def no_weight_gradients(disable=True):
-        yield
-    def _should_use_custom_op(x):
-        return enabled and not NEW
-    """
-# Like NVIDIA's `persistence.persistent_class`: the wrapper's own signature says nothing.
-WRAPPED = """
-    def persistent_class(original):
-        class Decorator(original):
-            def __init__(self, *args, **kwargs):
-                super().__init__(*args, **kwargs)
-        return Decorator
-    """
-STYLEGAN3 = """
-    from torch_utils import persistence
-    Plain = Generator
-    @persistence.persistent_class
-    class Generator(Plain):
-        def __init__(self, z_dim, c_dim, w_dim, img_resolution, img_channels, mapping_kwargs={}, **synthesis_kwargs):
-            super().__init__(z_dim, c_dim, w_dim, img_resolution, img_channels, mapping_kwargs, **synthesis_kwargs)
-    SynthesisBlock = persistence.persistent_class(SynthesisBlock)
-    """
+# The other layout: what it changes of the networks, and its losses.
 ADA = """
-    from torch_utils import persistence
     @persistence.persistent_class
     class SynthesisBlock(torch.nn.Module):
         def __init__(self, in_channels, **layer_kwargs):
@@ -442,77 +417,45 @@ ADA_LOSS = """
     """
 
 
-@pytest.fixture
-def real(clone, monkeypatch):
-    """The stand-in with the imports of NVIDIA's, in an environment without those that the lock has not."""
-    for name in ("pkg_resources", "requests"):
-        monkeypatch.setitem(sys.modules, name, None)
-    for path, text in (
-        ("torch_utils/ops/conv2d_gradfix.py", GRADFIX),
-        ("torch_utils/persistence.py", WRAPPED),
-        (
-            "dnnlib/__init__.py",
-            "import requests\nfrom distutils.util import strtobool\nassert strtobool('yes')\n",
-        ),
-        ("torch_utils/misc.py", "import dnnlib\n"),
-        ("training/__init__.py", "import torch_utils.misc\n"),
-    ):
-        (clone / path).write_text(textwrap.dedent(text))
-    return clone
-
-
-def test_stylegan3_runs_and_its_convolutions_are_ordinary_ones_while_training(real):
-    with open(real / "training/networks_stylegan2.py", "a") as file:
-        file.write(textwrap.dedent(STYLEGAN3))
-    built = make_step(real)
-    built.step(lazy=True)
-    assert built.G.more["fused_modconv_default"] == "inference_only"
-    assert built.G.more["num_fp16_res"] == built.settings()["fp16_resolutions"] == 0  # on a CPU
-    assert built.G.more["channel_base"] == WORKLOAD["channel_base"]
-    assert built.settings()["fast_double_backward"] is False and built.check_finite() is None
-
-
-def test_stylegan2_ada_pytorch_runs_with_its_own_layout(real):
-    path = (real / "training/networks_stylegan2.py").rename(real / "training/networks.py")
+def test_stylegan2_ada_pytorch_runs_with_its_own_layout(bare):
+    path = (bare / "training/networks_stylegan2.py").rename(bare / "training/networks.py")
     path.write_text(path.read_text() + textwrap.dedent(ADA))
-    (real / "training/loss.py").write_text(textwrap.dedent(ADA_LOSS))
-    built = make_step(real)
+    (bare / "training/loss.py").write_text(textwrap.dedent(ADA_LOSS))
+    built = make_step(bare)
     built.step(lazy=True)
-    assert source.networks_of(real) == "networks"
+    assert source.networks_of(bare) == "networks"
     assert built.G.plain.more["num_fp16_res"] == 0
     assert built.G.plain.more["conv_clamp"] == 256 and "fused_modconv_default" not in built.G.plain.more
     assert built.loss.parts == (built.G.mapping, built.G.synthesis)
     assert built.loss.seen == [(name, True) for name in ("Gmain", "Greg", "Dmain", "Dreg")]
 
 
-def test_what_is_no_clone_is_said_in_one_line(tmp_path, clone):
-    def refused(folder, *more):
-        asked = ["upstream", str(folder), "--device", "cpu", "--out", str(tmp_path / "out"), *more]
-        run = CliRunner().invoke(cli.main, asked)
+def test_a_folder_that_is_no_clone_is_refused_in_one_line(tmp_path, clone):
+    def refuse(folder, *more):
+        run = run_upstream(folder, tmp_path, *more)
         assert run.exit_code == 2 and run.output.count("\n") == 1, run.output
         return run.output
 
-    assert "nothing: no such folder: `git clone https://" in refused(tmp_path / "nothing")
-    assert "no training/networks_stylegan2.py: give the folder of a clone" in refused(tmp_path)
-    assert "no training/networks_stylegan2.py" in refused(clone / "training")
-    assert "workload: norm: NVIDIA's networks have 'demod' alone" in refused(clone, "-w", "adain-256")
+    assert "nothing: no such folder: `git clone https://" in refuse(tmp_path / "nothing")
+    assert "no training/networks_stylegan2.py: give the folder of a clone" in refuse(tmp_path)
+    assert "no training/networks_stylegan2.py" in refuse(clone / "training")
+    assert "workload: norm: NVIDIA's networks have 'demod' alone" in refuse(clone, "-w", "adain-256")
     for path in source.NEEDED:
         text = (clone / path).read_text()
         (clone / path).unlink()
-        assert f"no {path}: give the folder of a clone" in refused(clone)
+        assert f"no {path}: give the folder of a clone" in refuse(clone)
         (clone / path).write_text(text)
     assert set(source.NEEDED) <= set(FILES)
 
 
 @pytest.mark.parametrize(
-    ("nvcc", "ninja", "says"), [("no nvcc", "/bin/ninja", "no nvcc"), (None, None, "no ninja on")]
+    ("nvcc", "ninja", "reason"),
+    [("no nvcc", "/bin/ninja", "no nvcc"), (None, None, "no ninja on"), (None, "/bin/ninja", None)],
 )
-def test_ops_that_cannot_be_built_are_said_before_anything_is_measured(monkeypatch, nvcc, ninja, says):
+def test_ops_that_cannot_be_built_are_refused_before_a_measurement(monkeypatch, nvcc, ninja, reason):
     monkeypatch.setattr(system, "list_capabilities", lambda device: {"nvcc": nvcc})
     monkeypatch.setattr(source.shutil, "which", lambda name: ninja)
-    with pytest.raises(source.UserError, match=f"built at first use, and cannot be here: {says}"):
+    refusal = pytest.raises(UserError, match=f"built at first use, and cannot be here: {reason}")
+    with refusal if reason else contextlib.nullcontext():
         source.refuse_unbuildable("cuda")
     source.refuse_unbuildable("cpu")
-    monkeypatch.setattr(system, "list_capabilities", lambda device: {"nvcc": None})
-    monkeypatch.setattr(source.shutil, "which", lambda name: "/bin/ninja")
-    source.refuse_unbuildable("cuda")

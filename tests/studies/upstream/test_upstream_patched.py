@@ -5,9 +5,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 
-from ladder.cli import main as cli
 from ladder.core.protocol import IN_ORDER
 from ladder.engine import forkserver
 from ladder.engine.pool import Pool
@@ -37,20 +35,7 @@ def plain_ops():
 
 
 def run_patched(clone, folder, *more):
-    path = test_upstream.file_of_least(folder)
-    words = [
-        "upstream",
-        clone,
-        "-w",
-        path,
-        "--device",
-        "cpu",
-        "--out",
-        folder / "out",
-        "--patched",
-        "--no-inspect",
-    ]
-    return CliRunner().invoke(cli.main, [*map(str, words), "--rounds", "1", *more])
+    return test_upstream.run_upstream(clone, folder, "--patched", "--no-inspect", "--rounds", 1, *more)
 
 
 def read_only(folder):
