@@ -122,9 +122,7 @@ def test_a_model_that_was_never_nvidias_gets_its_buffers(tmp_path: Path) -> None
 def _own(path: Path, workload: dict[str, Any]) -> Path:
     step = make_step(workload, {}, device="cpu")
     images: checkpoint.Images = {"source": "user-images", "count": 9}
-    checkpoint.write_checkpoint(
-        path, checkpoint.make_content(step, seed=0, seconds=0.0, images=images, run="a")
-    )
+    checkpoint.write_checkpoint(path, checkpoint.make_content(step, seed=0, seconds=0.0, images=images))
     return path
 
 

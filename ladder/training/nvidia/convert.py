@@ -139,7 +139,7 @@ def _make_checkpoint(workload: Workload, networks: dict[str, Network]) -> Conten
     }  # fmt: skip
     return {
         "format": checkpoint.FORMAT, "workload": fields, "recipe": Recipe().to_dict(), "device": "cpu", "seed": 0,
-        "seconds": 0.0, "images": checkpoint.NO_IMAGES, "run": checkpoint.new_run(), "log": [], "state": state,
+        "seconds": 0.0, "images": checkpoint.NO_IMAGES, "log": [], "state": state,
         "kept": kept,
     }  # fmt: skip
 
