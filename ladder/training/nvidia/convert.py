@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ladder.core.errors import UserError
+from ladder.core.plain import Plain
 from ladder.core.text import clean_line
 from ladder.training import checkpoint
 from ladder.training.checkpoint import Content, State, Tensors
@@ -188,7 +189,7 @@ def convert_to_nvidia(ours: checkpoint.Origin) -> Converted:
     workload = ours.workload
     if workload.norm != "demod" or workload.spectral_norm:
         raise UserError(f"{ours.path}: NVIDIA's networks have norm: demod and spectral_norm: false alone")
-    content: dict[str, Any] = {}
+    content: Plain = {}
     kept = ours.content.get("kept") or {}
     for label in names.NETWORKS:
         state: Tensors = ours.content["state"][label]  # type: ignore[literal-required]
@@ -199,7 +200,7 @@ def convert_to_nvidia(ours: checkpoint.Origin) -> Converted:
     return Converted(content | {KWARGS: make_kwargs(workload)}, workload, False, tuple(notes))
 
 
-def make_kwargs(workload: Workload) -> dict[str, dict[str, Any]]:
+def make_kwargs(workload: Workload) -> dict[str, Plain]:
     """Return the arguments of NVIDIA's `Generator` and `Discriminator`, as its stylegan3 repository takes them."""
     image = {"c_dim": 0, "img_resolution": workload.resolution, "img_channels": 3}
     size = {
@@ -244,7 +245,7 @@ def read_network(where: str, record: object) -> Network:
     return Network(tensors, modules, tuple(frozen))
 
 
-def _read_dict(where: str, record: Record, part: str) -> dict[str, Any]:
+def _read_dict(where: str, record: Record, part: str) -> Plain:
     content = record.state.get(part, {})
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in dict.keys(content)):
         raise UserError(f"{where}: damaged: {part} is no dictionary of names")
