@@ -1,6 +1,5 @@
 """Names and gains in `ladder list` and `ladder show`: a gain is told by both clocks where a result has both."""
 
-
 import pytest
 
 from ladder.cli import listing
@@ -54,8 +53,6 @@ def test_show_lists_the_entries_of_a_study_that_run_measures(study, entry):
     lines = call("show", study).stdout.splitlines()
     assert f"Measured by `ladder run --mode {study}`" in lines[1]
     assert any(line.startswith(f"{entry} ") for line in lines)
-
-
 
 
 @pytest.mark.parametrize("mode", ["cumulative", "solo", "leave-one-out"])
