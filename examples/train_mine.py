@@ -39,7 +39,7 @@ def train(folder: str, out: Path, steps: int, preset: str | None) -> int:
     path, seen = out / "checkpoint.pt", checkpoint.Images(source=images.source, count=images.count)
     if saved := checkpoint.load_checkpoint(path) if path.exists() else None:
         checkpoint.refuse_other(path, saved, workload, seen, device)
-    seed, run = (saved["seed"], saved["run"]) if saved else (0, checkpoint.new_run())
+    seed = saved["seed"] if saved else 0
     step = make_step({**workload, "data": images.path}, recipe, device=device, seed=seed)
     started = time.perf_counter() - (saved["seconds"] if saved else 0.0)
 
@@ -47,7 +47,7 @@ def train(folder: str, out: Path, steps: int, preset: str | None) -> int:
         if bad := step.check_finite():  # waits for the GPU
             sys.exit(f"train_mine: {bad}; the checkpoint before it is kept")
         seconds = time.perf_counter() - started
-        content = checkpoint.make_content(step, seed=seed, run=run, images=seen, seconds=seconds)
+        content = checkpoint.make_content(step, seed=seed, images=seen, seconds=seconds)
         checkpoint.write_checkpoint(path, content)
         grid.write_samples(step, out / f"samples-{step.count:06d}.png", seed=seed)
         print(f"step {step.count}, {seconds:.0f} s: {step.losses()}", flush=True)

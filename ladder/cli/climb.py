@@ -19,6 +19,7 @@ from msgspec.structs import asdict, replace
 from ladder.core import bounds, files, options, progress
 from ladder.core import text as texts
 from ladder.core.errors import UserError
+from ladder.core.events import Event
 from ladder.core.options import declare_option
 from ladder.core.paths import ROOT
 from ladder.core.plain import Fields
@@ -176,7 +177,7 @@ def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
         written, shown = list[Path](), list[str]()
         with progress.ladder_progress(f"{name} on {device}", quiet) as show_event:
 
-            def on_event(event: dict[str, Any]) -> None:
+            def on_event(event: Event) -> None:
                 if event["event"] == "start":  # no refusal can come after this event
                     first()
                     environment.print_conditions(quiet, without=QUIET)
@@ -280,7 +281,7 @@ def continue_request(request: Request) -> Request:
         raise UserError(f"{where} its workload is a file of yours; name it with --workload")
     if protocol.mode == modes.RECIPE and request.recipe is None:
         raise UserError(f"{where} name its recipe with --recipe")
-    stored: dict[str, Any] = {
+    stored: dict[str, object] = {
         "mode": None if protocol.mode == modes.RECIPE else protocol.mode,
         "seed": protocol.seed,
         "cycles": protocol.cycles,

@@ -17,7 +17,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import click
 from click.core import ParameterSource
@@ -26,6 +26,7 @@ from ladder.cli import climb
 from ladder.core import git, options, starting
 from ladder.core.errors import UserError
 from ladder.core.paths import ROOT
+from ladder.core.plain import Plain
 from ladder.core.starting import name_program
 from ladder.core.text import format_count, last_line
 from ladder.images.for_workload import DEFAULT_WORKLOAD
@@ -49,7 +50,7 @@ class Submission:
     root: Path
     commit: str
     device: str
-    facts: dict[str, Any]
+    facts: Plain
     minutes: float
     quick: bool = False  # whether `ladder run` is a quick one
     begin: float = field(default_factory=time.monotonic)

@@ -10,8 +10,6 @@ import contextlib
 import importlib.metadata
 import os
 import platform
-import shutil
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -25,8 +23,6 @@ VARIABLES = {
     "CUDA_CACHE_PATH": "driver",  # PTX that the driver has compiled
 }
 BUILDS = ROOT / ".cache" / "extensions"
-MOST_BUILDS = 20  # states of the sources; each is built again in about a minute
-IN_USE_S = 24 * 3600.0  # a run that began with a build within this time may still read it
 
 
 def point_into(folder: Path) -> dict[str, str]:
@@ -45,17 +41,7 @@ def choose_build_folder(code: Path, root: Path = BUILDS) -> dict[str, str]:
         return {}
     digest = files.digest_sources(Path(code), sources)[:16]
     about = f"torch{importlib.metadata.version('torch')}-py{platform.python_version()}"
-    folder = Path(root) / f"{digest}-{about}"
-    with contextlib.suppress(OSError):  # of the others keep the last used ones and those that may be in use
-        if folder.is_dir():
-            os.utime(folder)
-        builds = sorted(
-            ((each.stat().st_mtime, each) for each in folder.parent.glob("*-torch*")), reverse=True
-        )
-        for last, each in builds[MOST_BUILDS:]:
-            if each != folder and time.time() - last > IN_USE_S:
-                shutil.rmtree(each, ignore_errors=True)
-    return {"TORCH_EXTENSIONS_DIR": str(folder)}
+    return {"TORCH_EXTENSIONS_DIR": str(Path(root) / f"{digest}-{about}")}
 
 
 @contextlib.contextmanager

@@ -18,12 +18,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import TypedDict, cast
 
 from ladder.core import bounds, starting
 from ladder.core.errors import UserError, one_line
 from ladder.core.locks import device_lock
 from ladder.core.paths import ROOT
+from ladder.core.plain import Plain
 from ladder.core.text import last_line, make_slug
 from ladder.machine.nvml import open_nvml
 from ladder.machine.probe import Held, Probe
@@ -139,10 +140,10 @@ def choose_device(requested: str | None = None) -> str:
 # --- what the machine is, and what it can do --------------------------------------------------------------------------
 
 
-def describe_machine(device: str) -> dict[str, Any]:
+def describe_machine(device: str) -> Plain:
     """Return the machine as stored with a result: display strings and numbers (GB = 2**30 bytes), or None."""
     cpu = cpu_name()
-    known: dict[str, Any] = {
+    known: Plain = {
         "name": make_slug(cpu), "gpu": None, "gpu_memory_gb": None, "driver": None, "cuda": None, "cudnn": None,
         "torch": bounds.find_version("torch"), "triton": bounds.find_version("triton"),
         "python": platform.python_version(), "cpu": cpu, "cores": usable_cores(), "ram_gb": ram_gb(),
@@ -231,9 +232,10 @@ def _ask_torch() -> Probe | Held:
     slow.daemon = True
     slow.start()
     command = [sys.executable, "-m", "ladder.machine.probe"]
-    how: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
     try:
-        run = subprocess.run(command, timeout=300, **how)
+        run = subprocess.run(
+            command, timeout=300, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
         return json.loads(run.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
         return {"error": "torch did not answer within 300 s"}

@@ -176,7 +176,7 @@ ladder noise --lock-clocks                with a locked clock, where that is per
     def observe(self, session: Session, key: str, case: Case) -> Observed:
         from ladder.core.progress import ladder_progress
         from ladder.core.stopping import stop_on_sigterm
-        from ladder.machine import clocks, system
+        from ladder.machine import nvml, system
 
         job, is_locked = session.job, session.job.options.lock_clocks
         uuid = system.probe_gpu().get("uuid") if job.device == "cuda" else None
@@ -186,7 +186,7 @@ ladder noise --lock-clocks                with a locked clock, where that is per
                 with device_lock(system.device_key(job.device), lambda: on_event({"event": "waiting"})):
                     pass
             stack.enter_context(stop_on_sigterm())
-            lock = stack.enter_context(clocks.lock_clock(uuid, is_locked))
+            lock = stack.enter_context(nvml.lock_clock(uuid, is_locked))
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             run = run_twice(job, key, folder, on_event)
         return read_run(run, Clocks(is_locked, lock.mhz, lock.reason and texts.make_display(lock.reason)))

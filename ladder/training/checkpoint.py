@@ -7,7 +7,6 @@ Callers that look at a folder hold ``locks.folder_lock``, so that no other train
 from __future__ import annotations
 
 import copy
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ FORMAT = "stylegan-ladder checkpoint 1"
 CHECKPOINT, LOG, SAMPLES = "checkpoint.pt", "losses.jsonl", "samples-*.png"  # in a training's folder
 PARTS = {
     "workload": dict, "recipe": dict, "device": str, "seed": int, "seconds": float, "images": dict, "state": dict,
-    "run": str, "log": list,
+    "log": list,
 }  # fmt: skip
 # The fields of a workload that the networks are made of, but for the channels: those are compared one by one.
 MODEL = ("resolution", "norm", "spectral_norm", "z_dim", "w_dim", "mapping_layers", "conv_clamp")
@@ -46,8 +45,8 @@ class Images(TypedDict):
     count: int
 
 
-class _Content(TypedDict):
-    """The parts that every checkpoint file has. ``log`` are the steps without a line of the log."""
+class Content(TypedDict, total=False):
+    """The content of a checkpoint file. Only ``kept`` may be missing: buffers of NVIDIA's networks, by network."""
 
     format: str
     workload: Fields
@@ -56,14 +55,8 @@ class _Content(TypedDict):
     seed: int
     seconds: float
     images: Images
-    run: str
-    log: list[losslog.Unwritten]
+    log: list[losslog.Unwritten]  # the steps without a line of the log
     state: State
-
-
-class Content(_Content, total=False):
-    """The content of a checkpoint file. ``kept`` holds buffers of NVIDIA's networks that ours lack, by network."""
-
     kept: dict[str, Tensors]
 
 
@@ -71,7 +64,7 @@ NO_IMAGES: Images = {"source": "ladder convert", "count": 0}  # of a checkpoint 
 
 
 def make_content(
-    step: TrainingStep, *, seed: int, seconds: float, images: Images, run: str, state: State | None = None
+    step: TrainingStep, *, seed: int, seconds: float, images: Images, state: State | None = None
 ) -> Content:
     """Return the content of a checkpoint: the whole state of a training, with no line of the log to come.
 
@@ -79,7 +72,6 @@ def make_content(
         seed: the seed of the training.
         seconds: seconds of training up to the saved state.
         images: source and count of the image set.
-        run: the name of this training (``new_run``).
         state: the state of the step, or None for the current state.
     """
     return {
@@ -90,15 +82,9 @@ def make_content(
         "seed": seed,
         "seconds": seconds,
         "images": images,
-        "run": run,
         "log": [],
         "state": step.state_dict() if state is None else state,
     }
-
-
-def new_run() -> str:
-    """Return a name for a new training, by which its checkpoints are recognized."""
-    return secrets.token_hex(8)
 
 
 def write_checkpoint(path: Path, content: Mapping[str, Any]) -> None:
@@ -145,20 +131,17 @@ def load_checkpoint(path: Path) -> Content:
         raise UserError(f"{path}: not a checkpoint of `ladder train`{hint}")
     wrong = [part for part, kind in PARTS.items() if not isinstance(content.get(part), kind)]
     wrong += [] if wrong or losslog.is_list_of_steps(content["log"]) else ["log"]
-    wrong += [] if _are_tensors(content.get("kept", {})) else ["kept"]
+    kept = content.get("kept", {})
+    if not isinstance(kept, dict) or not all(
+        isinstance(each, dict) and all(isinstance(value, Tensor) for value in each.values())
+        for each in kept.values()
+    ):
+        wrong.append("kept")
     if wrong:
         raise UserError(f"{path}: damaged checkpoint: {wrong[0]} is missing or of a wrong type")
     if not isinstance(content["state"].get("count"), int):
         raise UserError(f"{path}: damaged checkpoint: it does not know its step")
     return cast(Content, content)
-
-
-def _are_tensors(kept: object) -> bool:
-    """Return whether `kept` holds tensors by network and name."""
-    return isinstance(kept, dict) and all(
-        isinstance(each, dict) and all(isinstance(value, Tensor) for value in each.values())
-        for each in kept.values()
-    )
 
 
 def refuse_converted(path: Path, content: Content) -> None:
@@ -200,50 +183,25 @@ def restore_step(path: Path, content: Content, step: TrainingStep) -> None:
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def refuse_occupied(out: Path) -> None:
-    """Refuse to begin a training in a folder that holds one. Raises UserError: its content and the remedy."""
-    path = out / CHECKPOINT
-    if not path.exists():
-        if remains := _name_remains(out):
-            raise UserError(
-                f"{out}: holds {remains} of a training that left no checkpoint: delete what is there or give another"
-                " --out"
-            )
-        return
-    try:
-        content = load_checkpoint(path)
-    except UserError as error:
-        raise UserError(f"{out}: holds a training that cannot go on ({error}): give another --out") from None
-    if content["images"] == NO_IMAGES:
-        raise UserError(f"{out}: holds a converted checkpoint: give another --out, and --from {path}")
-    raise UserError(
-        f"{out}: holds a training run: go on with --resume {path} (it is at step {content['state']['count']}: give"
-        " --steps above that) or give another --out"
-    )
+def refuse_occupied(out: Path, resume: Path | None = None) -> None:
+    """Refuse a folder that holds another training than that of the checkpoint `resume`, or any without one.
 
-
-def refuse_other_run(out: Path, resume: Path, content: Content) -> None:
-    """Refuse to resume if that would overwrite another training, or a later state of this training.
-
-    The checkpoint's own folder is allowed. In a folder without a training, the run becomes a fork.
+    A checkpoint may go on in its own folder, or in one without a training.
 
     Raises:
-        UserError: the folder holds another training or a later state.
+        UserError: the folder's content and the remedy.
     """
-    path, step = out / CHECKPOINT, content["state"]["count"]
-    if path.exists() and not path.samefile(resume):
-        here = load_checkpoint(path)
-        if here["run"] != content["run"]:
-            problem = f"holds another training run than {resume}"
-        elif here["state"]["count"] > step:
-            problem = f"is at step {here['state']['count']} of this run, ahead of {resume} (step {step})"
-        else:
-            return
-        raise UserError(f"{out}: {problem}: give another --out, or go on with --resume {path}")
-    if is_fork(out, resume) and (remains := _name_remains(out)):
-        raise UserError(
-            f"{out}: holds {remains} of another training run than {resume}: give another --out, or delete what is there"
-        )
+    path, other = out / CHECKPOINT, f"another training run than {resume}" if resume else "a training run"
+    if path.exists():
+        if resume is None or not path.samefile(resume):
+            raise UserError(f"{out}: holds {other}: go on with --resume {path}, or give another --out")
+    elif resume is None or resume.resolve().parent != out.resolve():
+        remains = [LOG] if (out / LOG).exists() and (out / LOG).stat().st_size else []
+        remains += [each.name for each in sorted(out.glob(SAMPLES))[-1:]]
+        if remains:
+            raise UserError(
+                f"{out}: holds {remains[0]} of {other}: delete what is there, or give another --out"
+            )
 
 
 def prepare_folder(out: Path, content: Content | None) -> None:
@@ -256,19 +214,6 @@ def prepare_folder(out: Path, content: Content | None) -> None:
             losslog.trim_log(out / LOG, content["state"]["count"], content["log"])
     except OSError as error:
         raise UserError(f"{out}: cannot be written: {error.strerror or error}") from error
-
-
-def is_fork(out: Path, resume: Path) -> bool:
-    """Return whether resuming ``resume`` in ``out`` begins a separate run beside the original."""
-    return not (out / CHECKPOINT).exists() and resume.resolve().parent != out.resolve()
-
-
-def _name_remains(out: Path) -> str | None:
-    """Return the remains of a training in a folder without a checkpoint, as text, or None."""
-    if (out / LOG).exists() and (out / LOG).stat().st_size:
-        return f"the loss log ({LOG})"
-    samples = sorted(out.glob(SAMPLES))
-    return f"samples ({samples[-1].name})" if samples else None
 
 
 # --- a copy in memory -------------------------------------------------------------------------------------------------

@@ -44,8 +44,8 @@ class Settings:
         seed: seed of weights, latents and data order. A resumed run keeps its own.
         resume: a checkpoint. Log lines in ``out`` after its step are removed.
         origin: networks to begin with, in place of random ones; not with ``resume``.
-        sample_every, log_every, checkpoint_every: steps between outputs. Grid and checkpoint are also written at the
-            end. By default every grid comes with a checkpoint.
+        sample_every, log_every: steps between grids, each with a checkpoint, and between lines of the log. Grid and
+            checkpoint are also written at the end.
         truncation: truncation of the sample grids; 1 is none.
     """
 
@@ -57,16 +57,7 @@ class Settings:
     origin: Origin | None = None
     sample_every: int = 250
     log_every: int = 16
-    checkpoint_every: int | None = None
     truncation: float = 1.0
-
-
-class Files(TypedDict):
-    """The names of the files of a training, in its folder."""
-
-    samples: str
-    log: str
-    checkpoint: str
 
 
 class Summary(TypedDict):
@@ -78,7 +69,7 @@ class Summary(TypedDict):
     seed: int
     recipe: Fields
     losses: losslog.Line | None  # of the last line of the log
-    files: Files
+    files: dict[str, str]  # "samples", "log" and "checkpoint": names in the folder
 
 
 def train_model(
@@ -117,12 +108,8 @@ def train_model(
     with locks.folder_lock(out):
         if origin is not None:
             origin.refuse_other(workload)
-        content = None
-        if resume is None:
-            checkpoint.refuse_occupied(out)
-        else:
-            content = load_content(workload, images, settings)
-            checkpoint.refuse_other_run(out, resume, content)
+        content = None if resume is None else load_content(workload, images, settings)
+        checkpoint.refuse_occupied(out, resume)
         checkpoint.prepare_folder(out, content)
         report({"event": "checked"})
         step = None
@@ -213,7 +200,7 @@ class _Run:
             settings.out / LOG, PHASES, every=settings.log_every, batch=step.workload.batch, device=settings.device,
             also=also,
         )  # fmt: skip
-        self.seed, self.name = settings.seed, checkpoint.new_run()
+        self.seed = settings.seed
         self.before = 0.0  # seconds of training in the loaded checkpoint
         self.started = 0.0
         self.saved: int | None = None  # the step of the checkpoint on disk
@@ -232,8 +219,6 @@ class _Run:
         path = self.settings.resume
         checkpoint.restore_step(path, content, self.step)
         self.seed, self.before, self.kept = content["seed"], content["seconds"], content.get("kept")
-        if not checkpoint.is_fork(self.settings.out, path):
-            self.name = content["run"]
         self.saved = self.step.count if path.resolve() == self.path.resolve() else None
         self.log.take_up(content["log"])
         if content["recipe"] != self.step.recipe.to_dict():
@@ -273,14 +258,11 @@ class _Run:
         return KeyboardInterrupt()
 
     def _train_until(self, stopped: Callable[[], bool]) -> None:
-        steps, sample_every = self.settings.steps, self.settings.sample_every
-        checkpoint_every = self.settings.checkpoint_every or sample_every
+        steps = self.settings.steps
         while self.step.count < steps and not stopped():
             self._train_step()
-            done = self.step.count
-            if done % sample_every == 0 and done < steps:
+            if self.step.count % self.settings.sample_every == 0 and self.step.count < steps:
                 self._sample()
-            if done % checkpoint_every == 0 and done < steps:
                 self._save()
         if self.step.count == steps:
             self.log.finish()
@@ -364,7 +346,7 @@ class _Run:
             raise Diverged(problem)
         seconds = self._count_seconds() if state is None else self.copy.seconds
         content = checkpoint.make_content(
-            self.step, seed=self.seed, seconds=seconds, images=_identify_images(self.images), run=self.name, state=state
+            self.step, seed=self.seed, seconds=seconds, images=_identify_images(self.images), state=state
         )  # fmt: skip
         content["log"] = unwritten
         if self.kept:

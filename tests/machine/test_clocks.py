@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ladder.machine import clocks
+from ladder.machine.nvml import ClockLock, lock_clock
 from tests.support import fake_nvml
 
 
@@ -30,15 +30,15 @@ class Nvml(fake_nvml.FakeNvml):
 
 def test_a_clock_is_locked_and_released() -> None:
     nvml = Nvml()
-    with clocks.lock_clock(fake_nvml.UUID, True, nvml) as state:
-        assert state == clocks.ClockLock(1485, None) and nvml.done == [(1485, 1485)]
+    with lock_clock(fake_nvml.UUID, True, nvml) as state:
+        assert state == ClockLock(1485, None) and nvml.done == [(1485, 1485)]
     assert nvml.done[-1] == "reset" and nvml.open == 0
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_a_clock_is_released_after_an_interrupt(error: type[BaseException]) -> None:
     nvml = Nvml()
-    with pytest.raises(error), clocks.lock_clock(fake_nvml.UUID, True, nvml):
+    with pytest.raises(error), lock_clock(fake_nvml.UUID, True, nvml):
         raise error
     assert nvml.done == [(1485, 1485), "reset"] and nvml.open == 0
 
@@ -50,7 +50,7 @@ def test_an_interrupt_while_the_clock_is_being_locked_releases_it(monkeypatch: p
         raise KeyboardInterrupt
 
     nvml.nvmlDeviceSetGpuLockedClocks = interrupted  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt), clocks.lock_clock(fake_nvml.UUID, True, nvml):
+    with pytest.raises(KeyboardInterrupt), lock_clock(fake_nvml.UUID, True, nvml):
         pytest.fail("the block must not begin")
     assert nvml.done == ["reset"] and nvml.open == 0
 
@@ -59,7 +59,7 @@ def test_a_clock_that_stays_locked_is_told_and_loses_no_measurement(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     nvml = Nvml(refuse={"nvmlDeviceResetGpuLockedClocks"})
-    with clocks.lock_clock(fake_nvml.UUID, True, nvml) as state:
+    with lock_clock(fake_nvml.UUID, True, nvml) as state:
         assert state.mhz == 1485
     assert (
         nvml.open == 0 and "still locked" in (said := capsys.readouterr().err) and "nvidia-smi -rgc" in said
@@ -68,7 +68,7 @@ def test_a_clock_that_stays_locked_is_told_and_loses_no_measurement(
 
 def test_a_refusal_is_one_line_and_nothing_is_released() -> None:
     nvml = Nvml(refuse={"nvmlDeviceSetGpuLockedClocks"})
-    with clocks.lock_clock(fake_nvml.UUID, True, nvml) as state:
+    with lock_clock(fake_nvml.UUID, True, nvml) as state:
         assert state.mhz is None and "does not permit it: Refused: Not Supported" in (state.reason or "")
     assert nvml.done == [] and nvml.open == 0
 
@@ -76,8 +76,8 @@ def test_a_refusal_is_one_line_and_nothing_is_released() -> None:
 def test_no_wish_and_no_gpu_lock_nothing() -> None:
     nvml = Nvml()
     for uuid, wanted, words in ((fake_nvml.UUID, False, "not asked for"), (None, True, "no GPU")):
-        with clocks.lock_clock(uuid, wanted, nvml) as state:
+        with lock_clock(uuid, wanted, nvml) as state:
             assert state.mhz is None and words in (state.reason or "")
     assert nvml.done == []
-    with clocks.lock_clock(fake_nvml.UUID, True, Nvml(refuse={"nvmlInit"})) as state:
+    with lock_clock(fake_nvml.UUID, True, Nvml(refuse={"nvmlInit"})) as state:
         assert "NVML is not available" in (state.reason or "")

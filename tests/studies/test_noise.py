@@ -21,7 +21,7 @@ from ladder.cli import main as cli
 from ladder.core.job import Job
 from ladder.core.records import read_record
 from ladder.engine import run as engine
-from ladder.machine import clocks, system
+from ladder.machine import nvml, system
 from ladder.publish.validation import validate
 from ladder.results import judging, loading
 from ladder.results.file import Round
@@ -231,12 +231,12 @@ def test_a_clock_is_locked_after_another_run_on_the_gpu_has_ended(
         yield
 
     @contextlib.contextmanager
-    def hold(*_: Any) -> Iterator[clocks.ClockLock]:
+    def hold(*_: Any) -> Iterator[nvml.ClockLock]:
         done.append("locked")
-        yield clocks.ClockLock(1485, None)
+        yield nvml.ClockLock(1485, None)
 
     monkeypatch.setattr(noise, "device_lock", wait)
-    monkeypatch.setattr(clocks, "lock_clock", hold)
+    monkeypatch.setattr(nvml, "lock_clock", hold)
     monkeypatch.setattr(system, "device_key", lambda device: "the GPU")
     monkeypatch.setattr(noise, "run_twice", lambda *_: {})
     monkeypatch.setattr(noise, "read_run", lambda run, held: held)

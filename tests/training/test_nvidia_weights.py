@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ladder.core.errors import UserError
 from ladder.training import checkpoint
-from ladder.training.nvidia import architecture, names
-from ladder.training.nvidia.convert import convert_file
+from ladder.training.nvidia import names
+from ladder.training.nvidia.convert import WHOLE, convert_file
 from stylegan_lite import Recipe, Workload, make_step
 from stylegan_lite.networks import Discriminator, Generator
 from tests.support import nvidia_networks as theirs
@@ -122,9 +122,7 @@ def test_a_model_that_was_never_nvidias_gets_its_buffers(tmp_path: Path) -> None
 def _own(path: Path, workload: dict[str, Any]) -> Path:
     step = make_step(workload, {}, device="cpu")
     images: checkpoint.Images = {"source": "user-images", "count": 9}
-    checkpoint.write_checkpoint(
-        path, checkpoint.make_content(step, seed=0, seconds=0.0, images=images, run="a")
-    )
+    checkpoint.write_checkpoint(path, checkpoint.make_content(step, seed=0, seconds=0.0, images=images))
     return path
 
 
@@ -184,7 +182,7 @@ def test_another_architecture_is_one_line_and_no_file(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("group, ours, batch", [(None, architecture.WHOLE, 8), (3, 3, 9), (32, 32, 32)])
+@pytest.mark.parametrize("group, ours, batch", [(None, WHOLE, 8), (3, 3, 9), (32, 32, 32)])
 def test_groups_of_the_minibatch_deviation(group: int | None, ours: int, batch: int, tmp_path: Path) -> None:
     """Without a group NVIDIA's layer takes the whole batch, as old networks do that its legacy.py converted."""
     checkpoint.write_checkpoint(

@@ -44,9 +44,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
             each.mul_(1.5)
             if name.endswith("noise_strength"):
                 each.fill_(0.5)
-    checkpoint.write_checkpoint(
-        path, checkpoint.make_content(step, seed=0, seconds=0.0, images=NO_IMAGES, run="a")
-    )
+    checkpoint.write_checkpoint(path, checkpoint.make_content(step, seed=0, seconds=0.0, images=NO_IMAGES))
     return path
 
 

@@ -82,7 +82,7 @@ def eleven(images, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("split", [3, 7])  # inside and behind the first epoch; neither ends a lazy interval
 def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(images, eleven, tmp_path, split):
-    go(images, tmp_path, split, sample_every=2, checkpoint_every=3)
+    go(images, tmp_path, split, sample_every=2)
     go(images, tmp_path, 11, resume=tmp_path / "checkpoint.pt", seed=99)  # a resumed run keeps its own seed
     assert losses_of(tmp_path) == losses_of(eleven)
     expected = weights(eleven)
@@ -164,7 +164,7 @@ def test_nan_stops_with_phase_and_step_and_keeps_the_good_checkpoint(
     with pytest.raises(
         Diverged, match=f"^step {at}: the loss of {name} is {word}; the checkpoint of step 4 is kept$"
     ):
-        go(images, tmp_path, 20, checkpoint_every=4, log_every=log_every)
+        go(images, tmp_path, 20, sample_every=4, log_every=log_every)
     kept = checkpoint.load_checkpoint(tmp_path / "checkpoint.pt")
     assert kept["state"]["count"] == 4
     assert all(value.isfinite().all() for value in weights(tmp_path).values())
@@ -182,7 +182,7 @@ def test_a_bad_weight_behind_a_good_loss_is_not_saved(images, tmp_path, monkeypa
 
     monkeypatch.setattr(TrainingStep, "step", spoil)
     with pytest.raises(Diverged, match=r"^G\..* NaN or infinite.*step 6; the checkpoint of step 3 is kept$"):
-        go(images, tmp_path, 6, checkpoint_every=3)
+        go(images, tmp_path, 6, sample_every=3)
     assert checkpoint.load_checkpoint(tmp_path / "checkpoint.pt")["state"]["count"] == 3
 
 
@@ -272,7 +272,7 @@ def test_a_failed_save_keeps_the_old_checkpoint(images, tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(UserError, match="No space left on device"):
-        go(images, tmp_path, 6, checkpoint_every=3)
+        go(images, tmp_path, 6, sample_every=3)
     assert checkpoint.load_checkpoint(tmp_path / "checkpoint.pt")["state"]["count"] == 3
     assert not list(tmp_path.glob(".*"))
 
