@@ -82,7 +82,7 @@ class ForkServer:
     def fork(self, ends: tuple[int, int, int], patience: float) -> int:
         """Return the number of a new worker with these descriptors as stdin, stdout and stderr.
 
-        Waits until the server has imported. Raises `ServerEnded` if that takes longer than `patience` seconds.
+        Waits until the server has imported, `patience` seconds at most.
         """
         return int(self._request({"do": "fork"}, patience, ends)["pid"])
 
@@ -98,10 +98,7 @@ class ForkServer:
             return True
 
     def reap(self, pid: int) -> int | None:
-        """Return the exit status of a worker that ends, and free its number.
-
-        Returns None if the server has ended, or if a killed worker hangs in the system, as in a driver.
-        """
+        """Free the number of a worker that ends and return its exit status, or None if it hangs, as in a driver."""
         deadline = time.monotonic() + _LONGEST_END_S
         with contextlib.suppress(ServerEnded):
             while time.monotonic() <= deadline:
@@ -151,7 +148,7 @@ class ForkServer:
 
 @contextlib.contextmanager
 def refuse_no_process() -> Iterator[None]:
-    """Turn the system's refusal of files and processes into an `EnvironmentFailure`."""
+    """Raise `EnvironmentFailure` where the system refuses files or processes."""
     try:
         yield
     except OSError as error:

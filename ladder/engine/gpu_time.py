@@ -24,7 +24,7 @@ def is_captured(recipe: Mapping[str, Any]) -> bool:
 def rest_s(samples_s: Sequence[float], captured: bool) -> float:
     """Return how many seconds the GPU rests before each profiled cycle: as long as a captured step's cycle works.
 
-    A GPU at its power limit slows down in cycles without a pause. Visits have one, too.
+    A GPU at its power limit slows down in cycles without a pause.
     """
     return min(CYCLE_STEPS * statistics.median(samples_s), REST_S) if captured and samples_s else 0.0
 

@@ -53,13 +53,9 @@ def inspect_worker(
 ) -> Plain:
     """Inspect a prepared worker, built with "keep_gradients", and return its findings.
 
-    Args:
-        alone: a context in which nobody else uses the GPU: it covers the receipts' traced cycle, and no more.
-        variant, name: of an entry of a study, which shows by itself that it is in force. If it is another step or
-            model than its recipe says, the rungs' receipts do not apply to it.
-
-    Raises:
-        WorkerFailure: the rung must not be timed.
+    `alone` is a context in which nobody else uses the GPU, around the traced cycle. An entry of a study (`variant`,
+    `name`) shows by itself that it is in force; rungs' receipts do not apply to one that patches its step or model.
+    Raises `WorkerFailure` if the rung must not be timed.
     """
     findings: Plain = {"parity": None, "receipts": {}, "inspection": {"error": None}}
     if variant is None or variant.exempt is None:

@@ -40,10 +40,8 @@ def time_phases(
 ) -> Plain:
     """Return the seconds of one run of each phase, on a batch that stands still.
 
-    Args:
-        recipe: without `whole_step_graph`, which launches phases together.
-
-    Returns samples_s (phase -> `samples` values, each the mean of `window` runs), recipe and choices.
+    Returns samples_s (phase -> `samples` values, each the mean of `window` runs), recipe and choices. The recipe is
+    without `whole_step_graph`, which launches phases together.
 
     Raises:
         WorkerFailure: as a worker's; "n/a" if the measured code cannot run a phase alone.
@@ -79,10 +77,7 @@ def time_loading(
     """Return the seconds for one image, from its file to the batch on the device, with no other work.
 
     A sample is an epoch, so it contains all that begins anew with each (workers that do not persist). One epoch comes
-    first, which drains the batches that idle workers have ready.
-
-    Args:
-        workload: "data" is a folder of images.
+    first, which drains the batches that idle workers have ready. The workload's "data" is a folder of images.
 
     Returns samples_s and recipe. Raises `WorkerFailure`, as `time_phases`.
     """

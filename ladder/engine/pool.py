@@ -115,10 +115,7 @@ class Worker:
         return self._reply(do, on_progress, patience)
 
     def close(self) -> None:
-        """End the worker.
-
-        A healthy one ends itself (loaders return their shared memory), then its whole group is killed.
-        """
+        """End the worker: a healthy one ends itself (loaders return their shared memory), then its group is killed."""
         if self.returncode is None:
             with contextlib.suppress(WorkerFailure):
                 if not self._busy:
@@ -239,10 +236,7 @@ def strip_protocol(reply: Plain) -> Plain:
 
 
 def no_time(reply: Plain) -> str | None:
-    """Return one line if a visit's reply has no sample, or one that cannot be the seconds of a step; else None.
-
-    A clock that was set back, or that the measured code replaced, must not become a speedup.
-    """
+    """Return one line if a visit's reply has no sample, or one that cannot be the seconds of a step; else None."""
     for key in ("samples_s", "event_s", "main_s"):
         seconds = reply.get(key)
         if seconds is None:  # not requested, or no GPU
@@ -274,8 +268,7 @@ class Pool:
         self._server = ForkServer(code, torch)
         self._taken: list[Worker] = []
         self._lock = threading.RLock()  # Ctrl-C may fall between taking it and giving it back
-        # true after `kill()`: a worker that dies then was ended by us, its rung did not fail
-        self.ended = False
+        self.ended = False  # after `kill()`: a worker that dies then was ended by us, its rung did not fail
 
     def __enter__(self) -> Pool:
         return self
@@ -301,10 +294,7 @@ class Pool:
             self._lock.release()
 
     def take(self) -> Worker:
-        """Return a fresh worker, which the caller must close. The first waits until the server has imported.
-
-        Raises `WorkerFailure` once all have been killed, so that no late thread starts another.
-        """
+        """Return a fresh worker, which the caller must close. Once all have been killed no late thread gets another."""
         with self._lock:
             if self.ended:
                 raise WorkerFailure("failed", "the run was ended")

@@ -65,10 +65,9 @@ def load_profiler() -> None:
 
 
 def record_cycles(rung: Any, number: int = PROFILED, rest_s: float = 0.0) -> Recorded:
-    """Run so many whole cycles of a `ladder.engine.timed_rung.Rung` under one profiler, whose start takes a second.
+    """Run so many whole cycles of a `ladder.engine.timed_rung.Rung` under one profiler, without a lead-in.
 
-    There is no lead-in: how long the GPU works does not depend on batches that loaders hold. The GPU rests for
-    `rest_s` before each cycle (`ladder.engine.gpu_time.rest_s`). The progress "ran" tells that it has done its work.
+    The GPU rests for `rest_s` before each (`ladder.engine.gpu_time.rest_s`). "ran" tells that it has done its work.
     """
     recorded = Recorded()
 
@@ -118,10 +117,7 @@ def list_kinds(step: Any) -> list[tuple[int, int]]:
 
 
 def record_kinds(rung: Any, number: int = PROFILED) -> Plain:
-    """Run each kind of step so many times under one profiler, and return as many cycles, or why there are none.
-
-    There is no GPU time of a step that computed NaN or Inf, either.
-    """
+    """Run each kind of step so many times under one profiler, and return as many cycles, or why there are none."""
     step, kinds, recorded = rung.step, list_kinds(rung.step), Recorded()
     step.step()  # what a first step allocates is no work of a cycle
     rung.synchronize()

@@ -216,8 +216,8 @@ class Interleaved:
                     self._ahead.setdefault(code, self._open_pool(code))
             if self.profile:
                 random.Random(f"{self.seed} {number} profile").shuffle(self._alive)
-                self._side_by_side(self._profile, PROFILED_BESIDE)
-            self._side_by_side(self._prove, PROVED_BESIDE)
+                self._each(self._profile, most=PROFILED_BESIDE)
+            self._each(self._prove, most=PROVED_BESIDE)
             self._each(self._end)
         finally:
             processes = [process.worker for process in self._alive]
@@ -341,10 +341,7 @@ class Interleaved:
         process.choices = process.worker.call("choices")["choices"]
 
     def _profile(self, process: Process) -> None:
-        """Record cycles while nobody else uses the GPU. Loading the profiler and reading its events need no GPU.
-
-        If the profiler fails in a process that lives on, its wall times stand.
-        """
+        """Profile cycles. If the profiler fails in a process that lives on, its wall times stand."""
         if not process.program.profiled:
             return
         try:
@@ -360,6 +357,7 @@ class Interleaved:
             process.profiled, process.gpu_void = {"cycles": None, "profile": None}, failure.reason
 
     def _record(self, process: Process, rest_s: float) -> Plain:
+        """Record cycles while nobody else uses the GPU. Reading them needs no GPU."""
         with contextlib.ExitStack() as alone:
             alone.enter_context(self.gpu)
             self.on_phase(process.program, "profile")
@@ -383,10 +381,9 @@ class Interleaved:
             process.after = f"not compared: {proof['left_out']}" if proof.get("left_out") else "ok"
 
     def _end(self, process: Process) -> None:
-        """End a process alone on a GPU, whose use then falls by all that the process held.
+        """End a process alone on a GPU, whose use then falls by all that it held: context, libraries and graphs, too.
 
-        The process keeps its context, libraries and graphs to the end, but less in its allocator than at its peak. One
-        generation tells. In the others, and where nobody tells the use, processes end side by side.
+        One generation tells. In the others, and where nobody tells the use, processes end side by side.
         """
         known = any(each.device_used_bytes for each in self.accepted.get(process.program.name, []))
         if known or self.visits.used_bytes() is None:
@@ -400,25 +397,27 @@ class Interleaved:
 
     # Every stage, and what comes of a process
 
-    def _each(self, stage: Callable[[Process], None], order: Sequence[Process] | None = None) -> None:
-        """Run a stage of each process, one at a time."""
-        for process in list(self._alive if order is None else order):
-            self._run_stage(process, stage)
-        self._drop_failed()
+    def _each(
+        self,
+        stage: Callable[[Process], None],
+        order: Sequence[Process] | None = None,
+        most: dict[str, int] | None = None,
+    ) -> None:
+        """Run a stage of each process, one at a time, or at most so many by device. Processes that fail are closed."""
 
-    def _side_by_side(self, stage: Callable[[Process], None], most: dict[str, int]) -> None:
-        jobs = [functools.partial(self._run_stage, process, stage) for process in self._alive]
-        lanes.run_each(jobs, most.get(self.device, 1), self._kill)
-        self._drop_failed()
+        def run(process: Process) -> None:
+            try:
+                stage(process)
+            except WorkerFailure as failure:
+                self._fail(process.program, failure)
+                process.worker.close()
 
-    def _run_stage(self, process: Process, stage: Callable[[Process], None]) -> None:
-        try:
-            stage(process)
-        except WorkerFailure as failure:
-            self._fail(process.program, failure)
-            process.worker.close()
-
-    def _drop_failed(self) -> None:
+        jobs = [functools.partial(run, process) for process in (self._alive if order is None else order)]
+        if most is None:
+            for job in jobs:
+                job()
+        else:
+            lanes.run_each(jobs, most.get(self.device, 1), self._kill)
         self._alive = [process for process in self._alive if process.program.name not in self._failed]
 
     def _outcome(self, number: int, process: Process) -> Visited:

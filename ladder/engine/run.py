@@ -348,10 +348,7 @@ class _Run:
     # Inspections
 
     def inspect_all(self, pool: Pool) -> None:
-        """Inspect every rung without findings. Findings of earlier runs come from the cache.
-
-        Most of an inspection is one CPU core's work, during which a GPU waits, so several are made at once.
-        """
+        """Inspect every rung without findings in the cache, several at once: most of it is one CPU core's work."""
         workload, machine = self.job.workload, write_whole(self.first.machine)
         self.cache = inspection.Cache(workload, machine, memory_limit=self.limit)
         names = [name for name in self.recipes if name not in self.twins]
@@ -374,10 +371,7 @@ class _Run:
         self.inspect_rungs(pool, names)  # all, or those that ran out of memory beside others
 
     def inspect_rungs(self, pool: Pool, names: Sequence[str], lanes: int = 1) -> None:
-        """Inspect the rungs that are due, `lanes` at a time.
-
-        A failure that rungs beside it may have caused is left undecided.
-        """
+        """Inspect the rungs that are due, `lanes` at a time. What others may have caused is left undecided."""
         names = [name for name in names if self.is_due(name, None)]
         if not names:
             return
@@ -411,10 +405,7 @@ class _Run:
         self.visited(name, None)
 
     def inspect(self, worker: Worker, name: str, alone: inspection.Alone, threads: int | None) -> None:
-        """Build and prepare a rung that keeps its gradients, on so many CPU threads, and check parity and receipts.
-
-        Raises `WorkerFailure` for a rung that must not be timed; its findings are kept.
-        """
+        """Build and prepare a rung on so many CPU threads; keep its findings. Raises `WorkerFailure` if it is out."""
         recipe = self.recipes[name]
         self.emit("phase", name, phase="build")
         built = self.visits.build(

@@ -36,10 +36,8 @@ lazy_s: {phase: seconds that a lazy phase adds to a step that has it}, or null; 
 canary_s: seconds of a kernel that is the same in every process.
 
 A failure is a reply, not a crash: `{"ok": false, "status": ..., "reason": one line, "peak_reserved_bytes": n, ...}`.
-The status is "oom", "failed", "invalid", "n/a", or "environment" (a full disk, say: the system's fault, not the
-rung's). The process is then discarded. All times are seconds for one step (a 16-step cycle / 16) unless named
-otherwise. With a folder `code`, `stylegan_lite` and `kernels` come from there (asv measures old commits). All that
-times comes from the package beside this file.
+The status is "oom", "failed", "invalid", "n/a", or "environment" (a full disk, say: no fault of the rung). The process
+is then discarded. All times are seconds for one step (a 16-step cycle / 16) unless named otherwise.
 """
 
 import contextlib

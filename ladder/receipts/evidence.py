@@ -263,8 +263,7 @@ def trace_step(
     """Trace a prepared ``TrainingStep`` as it is timed. The GPU must do nothing else until `ran` is called.
 
     After a lead-in that is one cycle; on a CPU, where no kernels are counted, a few steps. `align` waits for other
-    ranks: a profiler's start takes each of them another time, and the first to be ready would wait in an all-reduce,
-    which counts as communication.
+    ranks, whose profilers start at other times: waiting in an all-reduce would count as communication.
     """
     crossings, operators = watch_data(step)
     replayed = count_operators(step) if step.graphs else None
@@ -279,9 +278,7 @@ def trace_step(
         return batch
 
     with replace_method(step.feed, "_fetch", fetch_timed):
-        for _ in range(
-            math.ceil(step.data_capacity)
-        ):  # batches that idle workers hold would hide the waiting
+        for _ in range(math.ceil(step.data_capacity)):  # what idle workers hold would hide the waiting
             step.step()
         synchronize_device(step)
         spent_s = 0.0

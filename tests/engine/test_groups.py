@@ -13,6 +13,7 @@ import pytest
 
 from ladder.engine.groups import Group, at_fault
 from ladder.engine.pool import Pool, WorkerFailure
+from tests.support.fake_runs import wait_for
 from tests.support.small import LITTLE
 
 WORKLOAD = LITTLE | {"batch": 8}
@@ -38,23 +39,17 @@ def group(pool: Pool) -> Iterator[Group]:
         made.kill()
 
 
-def are_gone(pids: set[int]) -> bool:
-    """Whether no process of these groups is left, loaders included."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        left = [pid for pid in pids if _exists(pid)]
-        if not left:
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def _exists(group: int) -> bool:
+def exists(group: int) -> bool:
+    """Whether a process of the group is left, loaders included."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
         return False
     return True
+
+
+def wait_until_gone(pids: set[int]) -> None:
+    wait_for(lambda: not any(exists(pid) for pid in pids))
 
 
 def end_at_random(group: Group, rank: int, number: signal.Signals, after_s: float) -> WorkerFailure:
@@ -66,7 +61,8 @@ def end_at_random(group: Group, rank: int, number: signal.Signals, after_s: floa
         while time.monotonic() - begin < 60:
             group.cycle()
     assert time.monotonic() - begin < after_s + PATIENCE_S + 30  # the watchdog ended it, not a longer limit
-    assert are_gone(pids) and not group.folder.exists()
+    wait_until_gone(pids)
+    assert not group.folder.exists()
     return failed.value
 
 
@@ -80,7 +76,7 @@ def test_a_group_times_its_slowest_rank_profiles_and_finishes(group):
     assert all(each["receipts"]["flat_reduce"]["engaged"] for each in seen)
     pids = group.pids
     group.close()
-    assert are_gone(pids)
+    wait_until_gone(pids)
 
 
 def test_a_rank_that_is_killed_ends_the_group_and_is_named(group):
@@ -102,7 +98,7 @@ def test_ranks_killed_at_random_moments_leave_no_hang_and_no_orphan(pool, moment
     made, rank = Group(pool, 2, "cpu"), moment % 2
     try:
         pids, after_s = made.pids, (moment // 2 + random.Random(moment).random()) * 1.5 / 25
-        threading.Timer(after_s, _kill, (made.workers[rank].pid,)).start()
+        threading.Timer(after_s, os.kill, (made.workers[rank].pid, signal.SIGKILL)).start()
         with pytest.raises(WorkerFailure, match=rf"rank {rank} of 2.*SIGKILL"):
             made.build(WORKLOAD, RECIPE, 0)
             made.call("prepare")
@@ -110,11 +106,7 @@ def test_ranks_killed_at_random_moments_leave_no_hang_and_no_orphan(pool, moment
                 made.cycle()
     finally:
         made.kill()
-    assert are_gone(pids)
-
-
-def _kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+    wait_until_gone(pids)
 
 
 def test_a_step_that_cannot_be_built_is_told_by_its_rank(pool):

@@ -133,6 +133,12 @@ def test_an_allocator_that_retried_voids_on_any_device(outcome: Any) -> None:
 
 
 def test_company_makes_a_run_noisy_and_voids_nothing(outcome: Any) -> None:
+    fake, visits = gpu()
+    seen = cycle(visits, FakeWorker())
+    fake.busy = [80]  # after the last round
+    visits.look_around()
+    whole = visits.summary([a_round(seen)])
+    assert whole["tenancy"] == "shared" and "80 percent utilization" in whole["notes"][0]
     _, visits = gpu(compute={100: 2**30, 666: 2**30})
     seen = cycle(visits, FakeWorker())
     whole = visits.summary([a_round(seen)])
@@ -140,15 +146,6 @@ def test_company_makes_a_run_noisy_and_voids_nothing(outcome: Any) -> None:
     assert whole["notes"] == ["noisy: not publishable: 1 foreign compute process"]
     injected = "a foreign process in a visit of a run"
     outcome(fault="company on the GPU", injected=injected, outcome=whole["notes"][0], number=True)
-
-
-def test_work_of_others_after_the_last_round_is_seen() -> None:
-    fake, visits = gpu()
-    seen = cycle(visits, FakeWorker())
-    fake.busy = [80]
-    visits.look_around()
-    whole = visits.summary([a_round(seen)])
-    assert whole["tenancy"] == "shared" and "80 percent utilization" in whole["notes"][0]
 
 
 def test_without_nvml_nothing_is_void_and_nothing_is_known(outcome: Any) -> None:
