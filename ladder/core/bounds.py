@@ -36,9 +36,8 @@ def describe_older(package: str) -> str | None:
     least = read_oldest_versions()[package.lower()]
     if _parse_version(found) >= _parse_version(least):
         return None
-    return (
-        f"{package} {found} is older than {least}, which this project needs: pip install '{package}>={least}'"
-    )
+    helps = f"pip install '{package}>={least}'"
+    return f"{package} {found} is older than {least}, which this project needs: {helps}"
 
 
 def refuse_older(package: str) -> None:

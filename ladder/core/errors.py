@@ -7,23 +7,8 @@ import re
 _PATH = re.compile(r"(?<![\w.:/])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\'\":;,()\[\]]+[/\\])+([^\s/\\'\":;,()\[\]]*)")
 _LONGEST = 200
 # The system lacks something, which is not the program's fault. ENOMEM may be the program's: "oom".
-_SYSTEM = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.EAGAIN,
-    errno.EIO,
-)
-_TOLD = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EMFILE,
-    errno.ENFILE,
-)  # compilers wrap these into errors of their own
+_TOLD = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE)  # compilers wrap these
+_SYSTEM = (*_TOLD, errno.EACCES, errno.EAGAIN, errno.EIO)
 _SIGNS = {  # the same, in the words of other libraries
     "can't start new thread": errno.EAGAIN,
     "out of shared memory": errno.ENOSPC,

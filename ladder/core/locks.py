@@ -56,17 +56,16 @@ def device_lock(
         yield
         return
     handle = _open_lock(key)
-    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+    how, is_waiting = fcntl.LOCK_SH if shared else fcntl.LOCK_EX, False
     try:
-        waited = False
         while True:
             try:
-                fcntl.flock(handle, how)
+                fcntl.flock(handle, how | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not waited:
+                if not is_waiting:
                     (on_wait or _report_waiting)()
-                waited = True
+                is_waiting = True
                 time.sleep(0.2)
         yield
     finally:

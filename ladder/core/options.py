@@ -19,6 +19,7 @@ from click.core import ParameterSource
 from msgspec import Meta
 
 from ladder.core.errors import UserError
+from ladder.core.plain import Plain as Fields
 from ladder.core.text import clean_line
 
 
@@ -38,10 +39,8 @@ class Text(click.types.StringParamType):
     """A text given by a user. An empty one, as of a variable that a script did not set, is no default."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = super().convert(value, param, ctx)
-        if not found.strip():
-            self.fail("it is empty", param, ctx)
-        return found
+        text = super().convert(value, param, ctx)
+        return text if text.strip() else self.fail("it is empty", param, ctx)
 
 
 FILE = UserPath(dir_okay=False)
@@ -181,7 +180,7 @@ def make_command(
     return click.command(name=name, help=help, epilog=f"\b\nExamples:\n{lines}")(run)
 
 
-def list_given(options: Any) -> dict[str, Any]:
+def list_given(options: Any) -> Fields:
     """Return the fields of a command's record that the user gave, by name."""
     context = click.get_current_context()
     defaulted = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
@@ -194,67 +193,44 @@ def list_given(options: Any) -> dict[str, Any]:
 
 def _make_parameter(field: msgspec.structs.FieldInfo, hint: Any) -> Callable[[Any], Any]:
     """Return the decorator of one field."""
-    metas = _metas_of(hint)
-    extra: dict[str, Any] = {}
-    for meta in metas:
-        extra |= meta.extra or {}
-    lows = [each for meta in metas for each in (meta.ge, meta.gt) if each is not None]
-    highs = [meta.le for meta in metas if meta.le is not None]
-    low: Any = lows[0] if lows else None
-    high: Any = highs[0] if highs else None
+    kind, metas = _unwrap(hint)
+    extra: Fields = {key: value for meta in metas for key, value in (meta.extra or {}).items()}
+    low: Any = next((each for meta in metas for each in (meta.ge, meta.gt) if each is not None), None)
+    high: Any = next((meta.le for meta in metas if meta.le is not None), None)
     is_open = any(meta.gt is not None for meta in metas)
-    plain_type = _plain_type(hint)
-    is_list = get_origin(plain_type) is list
+    is_list = get_origin(kind) is list
     default = field.default if field.default is not msgspec.NODEFAULT else None
-    if plain_type is bool:
-        flag = _flag_of(field.name)
-        names = f"{flag}/--no-{flag[2:]}" if default else flag
+    flag, about = f"--{field.name.replace('_', '-')}", extra.get("help")
+    if kind is bool:
         return click.option(
-            names,
-            field.name,
-            is_flag=True,
-            default=bool(default),
-            show_default=bool(default),
-            help=extra.get("help"),
-        )
-    kind: Any = Text()
-    if plain_type is int:
-        kind = IntRange(low, high, min_open=is_open)
-    elif plain_type is float:
-        kind = FloatRange(low, high, min_open=is_open)
-    elif plain_type is Path:
-        kind = FILE
-    elif get_origin(plain_type) is Literal:
-        kind = click.Choice([str(each) for each in get_args(plain_type)])
+            f"{flag}/--no-{flag[2:]}" if default else flag, field.name, is_flag=True, default=bool(default),
+            show_default=bool(default), help=about,
+        )  # fmt: skip
     if extra.get("argument"):
         return click.argument(
             field.name, nargs=-1 if is_list else 1, required=False, metavar=extra.get("metavar")
         )
-    names = dict.fromkeys([*extra.get("flags", ()), _flag_of(field.name)])
+    of: Any = {
+        int: IntRange(low, high, min_open=is_open),
+        float: FloatRange(low, high, min_open=is_open),
+        Path: FILE,
+    }
+    if get_origin(kind) is Literal:
+        of[kind] = click.Choice([str(each) for each in get_args(kind)])
     return click.option(
-        *names, field.name, type=kind, default=() if is_list else default, multiple=is_list,
-        show_default=default is not None and not is_list, metavar=extra.get("metavar"), help=extra.get("help"),
+        *dict.fromkeys([*extra.get("flags", ()), flag]), field.name, type=of.get(kind) or Text(), help=about,
+        default=() if is_list else default, multiple=is_list, show_default=default is not None and not is_list,
+        metavar=extra.get("metavar"),
     )  # fmt: skip
 
 
-def _flag_of(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _metas_of(hint: Any) -> list[Meta]:
-    """Return every `Meta` of a type, the outermost first."""
+def _unwrap(hint: Any) -> tuple[Any, list[Meta]]:
+    """Return a type without its `Meta` and None, and every `Meta` of it, the outermost first."""
     if get_origin(hint) is Annotated:
         inner, *metas = get_args(hint)
-        return [*(each for each in metas if isinstance(each, Meta)), *_metas_of(inner)]
+        kind, deeper = _unwrap(inner)
+        return kind, [*(each for each in metas if isinstance(each, Meta)), *deeper]
     if get_origin(hint) in (Union, types.UnionType):
-        return [meta for each in get_args(hint) for meta in _metas_of(each)]
-    return []
-
-
-def _plain_type(hint: Any) -> Any:
-    """Return a type without its `Meta` and None."""
-    if get_origin(hint) is Annotated:
-        return _plain_type(get_args(hint)[0])
-    if get_origin(hint) in (Union, types.UnionType):
-        return _plain_type(next(each for each in get_args(hint) if each is not type(None)))
-    return hint
+        parts = [_unwrap(each) for each in get_args(hint) if each is not type(None)]
+        return parts[0][0], [meta for _, metas in parts for meta in metas]
+    return hint, []

@@ -32,18 +32,11 @@ def ladder_progress(title: str, quiet: bool) -> Iterator[OnEvent]:
             if kind == "failed":
                 bar.line(f"{event['rung']}: {event['status']}: {event['reason']}")
             elif kind == "waiting":
-                bar.update(text="waiting: another run uses this device", say=True)
+                bar.update(text="waiting: another run uses this device")
             elif kind in ("inspect", "phase", "visited"):
                 # Outcomes come at the end of a generation: meanwhile phases show that the run goes on.
-                often = kind != "visited"
-                bar.update(
-                    event["done"],
-                    event["total"],
-                    _describe_place(event),
-                    event["left_s"],
-                    say=True,
-                    now_and_then=often,
-                )
+                place = _describe_place(event)
+                bar.update(event["done"], event["total"], place, event["left_s"], often=kind != "visited")
 
         yield on_event
 
@@ -92,7 +85,7 @@ def show_bar(title: str, quiet: bool, first: First | None = None) -> Iterator[Ca
                 return
             if first is not None:
                 first()
-            drawn.update(done, total, say=True, now_and_then=True)
+            drawn.update(done, total, often=True)
 
         yield on_progress
 
@@ -106,7 +99,7 @@ def training_progress(steps: int, quiet: bool) -> Iterator[OnEvent]:
             if event["event"] == "log":
                 losses = {key: event[key] for key in ("G_main", "D_main") if event.get(key) is not None}
                 text = "  ".join(f"{key} {value:.3f}" for key, value in losses.items())
-                drawn.update(event["step"], steps, text, say=True, now_and_then=True)
+                drawn.update(event["step"], steps, text, often=True)
             elif event["event"] == "sample":
                 drawn.line(f"step {event['step']}: {event['path']}")
             elif event["event"] == "note":
@@ -137,23 +130,21 @@ class _Bar:
             self.progress.stop()
 
     def update(
-        self,
-        done: int = 0,
-        total: int = 0,
-        text: str = "",
-        left_s: float | None = None,
-        say: bool = False,
-        now_and_then: bool = False,
+        self, done: int = 0, total: int = 0, text: str = "", left_s: float | None = None, often: bool = False
     ) -> None:
-        """Redraw the bar. Without a bar, print a line if `say`, at most one in ten seconds if `now_and_then`."""
+        """Redraw the bar. Without a bar, print a line; where updates come `often`, at most one in ten seconds."""
+        if left_s is not None:
+            text += f"  {left_s / 60:.0f} min left" if left_s >= 90 else f"  {left_s:.0f} s left"
         if self.live:
-            self._draw(done, total, f"{text}{_format_left(left_s)}")
-        elif say and not self.quiet and not (now_and_then and time.monotonic() - self.said < EVERY_S):
+            if self.progress is None:
+                self.progress, self.task = _rich_bar(self.title)
+            if total:
+                self.progress.update(self.task, completed=done, total=total)
+            self.progress.update(self.task, text=text)
+        elif not self.quiet and not (often and time.monotonic() - self.said < EVERY_S):
             self.said = time.monotonic()
             count = f"{done}/{total} {self.unit}".rstrip() if total else ""
-            click.echo(
-                f"{self.title}: {'  '.join(filter(None, (count, text)))}{_format_left(left_s)}", err=True
-            )
+            click.echo(f"{self.title}: {'  '.join(filter(None, (count, text)))}", err=True)
 
     def line(self, text: str) -> None:
         text = escape_controls(text)
@@ -163,13 +154,6 @@ class _Bar:
             self.progress.console.print(Text(text))
         elif not self.quiet:
             click.echo(text, err=True)
-
-    def _draw(self, done: int, total: int, text: str) -> None:
-        if self.progress is None:
-            self.progress, self.task = _rich_bar(self.title)
-        if total:
-            self.progress.update(self.task, completed=done, total=total)
-        self.progress.update(self.task, text=text)
 
 
 def _rich_bar(title: str) -> tuple[Any, Any]:
@@ -192,9 +176,3 @@ def _rich_bar(title: str) -> tuple[Any, Any]:
     progress = Progress(*columns, console=console, transient=True, expand=True)
     progress.start()
     return progress, progress.add_task(title, total=None, text="")
-
-
-def _format_left(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    return f"  {seconds / 60:.0f} min left" if seconds >= 90 else f"  {seconds:.0f} s left"

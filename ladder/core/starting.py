@@ -14,12 +14,8 @@ from ladder.core.paths import ROOT
 VENV = ROOT / ".venv"
 OLDEST = (3, 10)
 OURS = ("kernels", "stylegan_lite", "ladder", "benches", "tests")
-PACKAGES = {
-    "PIL": "pillow",
-    "yaml": "PyYAML",
-    "skimage": "scikit-image",
-    "pynvml": "nvidia-ml-py",
-}  # by module
+# by module
+PACKAGES = {"PIL": "pillow", "yaml": "PyYAML", "skimage": "scikit-image", "pynvml": "nvidia-ml-py"}
 _IN_TEXT = re.compile(r"(`|^ +)ladder (?=[a-z-])", re.MULTILINE)  # in backticks, or an example's line
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -31,11 +31,10 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> yaml.Node:
         if self.check_event(yaml.events.AliasEvent):
-            event = self.peek_event()
-            raise yaml.composer.ComposerError(None, None, "aliases are not allowed", event.start_mark)
+            _refuse("aliases are not allowed", self.peek_event())
         self.depth += 1
         if self.depth > DEPTH:
-            raise yaml.composer.ComposerError(None, None, "nested too deep", self.peek_event().start_mark)
+            _refuse("nested too deep", self.peek_event())
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -44,10 +43,10 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be text", key_node.start_mark)
+                _refuse("a key must be text", key_node)
             key = self.construct_object(key_node)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} twice", key_node.start_mark)
+                _refuse(f"key {key!r} twice", key_node)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -57,15 +56,17 @@ _ODD = re.compile(r"[_:]|^[-+]?0[0-9bx]")
 
 
 def _construct_number(loader: _Loader, node: yaml.ScalarNode) -> float:
-    whole, problem = node.tag == WHOLE, ""
-    value = loader.construct_yaml_int(node) if whole else loader.construct_yaml_float(node)
+    is_whole = node.tag == WHOLE
+    value = loader.construct_yaml_int(node) if is_whole else loader.construct_yaml_float(node)
     if _ODD.search(node.value):
-        problem = f"{node.value[:40]!r} is not a number in plain digits; put text in quotes"
-    elif whole and abs(value) >= 10**MOST_DIGITS:
-        problem = f"a whole number of more than {MOST_DIGITS} digits"
-    if problem:
-        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        _refuse(f"{node.value[:40]!r} is not a number in plain digits; put text in quotes", node)
+    if is_whole and abs(value) >= 10**MOST_DIGITS:
+        _refuse(f"a whole number of more than {MOST_DIGITS} digits", node)
     return value
+
+
+def _refuse(problem: str, at: yaml.Node | yaml.Event) -> NoReturn:
+    raise yaml.constructor.ConstructorError(None, None, problem, at.start_mark)
 
 
 WHOLE, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
@@ -93,11 +94,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
-        raise UserError(
-            f"{where}:{place} {_join_lines(error.problem or error.context or 'not YAML')}"
-        ) from None
+        problem = clean_line(error.problem or error.context or "not YAML")
+        raise UserError(f"{where}:{place} {problem}") from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise UserError(f"{where}: not YAML: {_join_lines(str(error))}") from None
+        raise UserError(f"{where}: not YAML: {clean_line(error)}") from None
     if not isinstance(values, dict):
         found = "nothing" if values is None else f"a {type(values).__name__}"
         raise UserError(f"{where}: expected `key: value` lines, found {found}")
@@ -111,10 +111,6 @@ def show_path(path: Path) -> str:
     """Return the path as a user would name it: relative to the working folder if that is shorter."""
     relative = os.path.relpath(path)
     return relative if not relative.startswith("..") else str(path)
-
-
-def _join_lines(text: str) -> str:
-    return " ".join(text.split())[:160]
 
 
 def read_comments(path: Path) -> list[str]:

@@ -19,23 +19,16 @@ from ladder.core import yamlfile
 from ladder.core.errors import UserError
 from ladder.core.paths import ROOT
 from ladder.core.plain import Fields
-from ladder.plan import content as contents
-from ladder.plan.content import of_workload
+from ladder.plan.content import digest_content, of_workload
 from ladder.plan.needs import NEEDS, OF_WORKLOAD, of_change
 from ladder.plan.variants import Variant
 from ladder.receipts import Evidence, Receipt
 from stylegan_lite.config import ConfigError, Recipe, Workload, suggestion
 
 HERE = ROOT / "ladder"
-WORKLOADS = HERE / "workloads"
-LADDERS = HERE / "ladders"
-RUNGS = HERE / "rungs"
-
-MOST_RESOLUTION = (
-    4096  # four times StyleGAN2's largest; beyond, its sample images alone take hours and terabytes
-)
+WORKLOADS, LADDERS, RUNGS = HERE / "workloads", HERE / "ladders", HERE / "rungs"
 KEYS = ("title", "reference", "rungs", "rival")  # of a ladder's file
-_NAME = re.compile(r"[a-z][a-z0-9_]*")  # a rung is a Python module
+MOST_RESOLUTION = 4096  # four times StyleGAN2's largest: beyond, sample images alone take hours and terabytes
 
 
 @dataclass(frozen=True)
@@ -92,8 +85,12 @@ class Planned:
 
 def list_workloads() -> list[str]:
     """Return the names of the presets, from small to large."""
-    names = [path.stem for path in WORKLOADS.glob("*.yaml")]
-    return sorted(names, key=lambda name: (_estimate_size(name), name))
+
+    def estimate_size(path: Path) -> tuple[int, int, str]:
+        fields = yamlfile.read_yaml(path)
+        return fields.get("resolution", 0), fields.get("channel_base", 0) * fields.get("batch", 0), path.stem
+
+    return [path.stem for path in sorted(WORKLOADS.glob("*.yaml"), key=estimate_size)]
 
 
 def list_ladders() -> list[str]:
@@ -104,10 +101,6 @@ def list_ladders() -> list[str]:
 def list_rungs() -> list[str]:
     """Return the names of all rungs, one for each file in ``ladder/rungs/``."""
     return sorted(path.stem for path in RUNGS.glob("*.py") if path.stem != "__init__")
-
-
-def _is_rung(name: object) -> bool:
-    return isinstance(name, str) and bool(_NAME.fullmatch(name)) and (RUNGS / f"{name}.py").is_file()
 
 
 def load_workload(name_or_path: str) -> tuple[str, Fields]:
@@ -121,22 +114,20 @@ def load_workload(name_or_path: str) -> tuple[str, Fields]:
         UserError: no such workload, bad YAML, an unknown key or a wrong type; one line.
     """
     path = _resolve_path(name_or_path, WORKLOADS, "workload", list_workloads())
-    fields = yamlfile.read_yaml(path)
+    where = yamlfile.show_path(path)
     try:
-        workload = Workload.from_dict(fields, where=yamlfile.show_path(path)).to_dict()
+        workload = Workload.from_dict(yamlfile.read_yaml(path), where=where).to_dict()
     except ConfigError as error:
         raise UserError(str(error)) from None
     if workload["resolution"] > MOST_RESOLUTION:
         raise UserError(
-            f"{yamlfile.show_path(path)}: resolution must be at most {MOST_RESOLUTION}, got {workload['resolution']}"
+            f"{where}: resolution must be at most {MOST_RESOLUTION}, got {workload['resolution']}"
         )
     if workload["data"] is not None:
         workload["data"] = str((path.parent / Path(workload["data"]).expanduser()).resolve())
-    name = _make_slug(path)
-    if path.parent != WORKLOADS and (preset := of_a_preset(name)):
-        content = contents.of_workload(workload)
-        name = name if content == preset else f"{name}-{content}"
-    return name, workload
+    name, content = _make_slug(path), of_workload(workload)
+    is_preset = path.parent == WORKLOADS or of_a_preset(name) in (None, content)
+    return name if is_preset else f"{name}-{content}", workload
 
 
 def load_recipe(path: str, names: list[str]) -> Fields:
@@ -169,49 +160,53 @@ def load_ladder(name_or_path: str) -> Ladder:
     path = _resolve_path(name_or_path, LADDERS, "ladder", list_ladders())
     where = yamlfile.show_path(path)
     fields = yamlfile.read_yaml(path)
-    for key in fields:
-        if key not in KEYS:
-            raise UserError(f"{where}: unknown key {key!r}{suggestion(key, KEYS, 'known')}")
-    title = fields.get("title", path.stem)
-    reference = fields.get("reference")
-    if not isinstance(title, str) or not (reference is None or isinstance(reference, str)):
-        raise UserError(f"{where}: {'reference' if isinstance(title, str) else 'title'} must be text")
-    entries = fields.get("rungs")
+    if unknown := next((key for key in fields if key not in KEYS), None):
+        raise UserError(f"{where}: unknown key {unknown!r}{suggestion(unknown, KEYS, 'known')}")
+    title, reference, entries, rival = (fields.get(key) for key in KEYS)
+    for key, value in (("title", title), ("reference", reference)):
+        if value is not None and not isinstance(value, str):
+            raise UserError(f"{where}: {key} must be text")
     if not isinstance(entries, list) or not entries:
         raise UserError(f"{where}: rungs must be a list of rung names, one or more")
-    steps = [_ladder_rung(entry, where) for entry in entries]
+    steps = [_read_step(entry, where) for entry in entries]
     names = [step.name for step in steps]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"{where}: rungs: {name!r} is there twice")
-    rival = fields.get("rival")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{where}: rungs: {twice[0]!r} is there twice")
     if rival is not None:
         if rival not in list_ladders() or rival == path.stem:
             raise UserError(f"{where}: rival: no other ladder {rival!r}{suggestion(rival, list_ladders())}")
         if (top := load_ladder(rival).rungs[-1].name) in names:
             raise UserError(f"{where}: rival: {top}, the top of {rival}, is a rung here, too")
-    made = Ladder(_make_slug(path), title, steps, reference, rival)
-    return made if path.parent == LADDERS else _name_ladder(made)
+    ladder = Ladder(_make_slug(path), title or path.stem, steps, reference, rival)
+    if path.parent == LADDERS:
+        return ladder
+    content = digest_content([[[step.name, step.article_ms] for step in steps], reference, rival])
+    if ladder.name not in list_ladders():
+        return replace(ladder, digest=content)
+    if replace(load_ladder(ladder.name), title=ladder.title) == ladder:
+        return ladder
+    return replace(ladder, name=f"{ladder.name}-{content}", digest=content)
 
 
-def _name_ladder(ladder: Ladder) -> Ladder:
-    """Return a user's ladder with a digest of its content. If it has a preset's name, the digest joins its name."""
-    if ladder.name in list_ladders():
-        preset = load_ladder(ladder.name)
-        if replace(preset, title=ladder.title) == ladder:
-            return ladder
-    content = contents.digest_content(
-        [[step.name, step.article_ms] for step in ladder.rungs] + [ladder.reference, ladder.rival]
-    )
-    name = f"{ladder.name}-{content}" if ladder.name in list_ladders() else ladder.name
-    return replace(ladder, name=name, digest=content)
+def _read_step(entry: Any, where: str) -> LadderRung:
+    """Return the rung of an entry ``name`` or ``name: milliseconds``."""
+    name, article_ms = entry, None
+    if isinstance(entry, dict) and len(entry) == 1:
+        ((name, article_ms),) = entry.items()
+        number = type(article_ms) in (int, float) and math.isfinite(article_ms) and article_ms > 0
+        if not number and article_ms is not None:
+            raise UserError(f"{where}: rungs: {name}: expected milliseconds a step, got {article_ms!r}")
+    if not isinstance(name, str):
+        raise UserError(f"{where}: rungs: expected NAME or NAME: MILLISECONDS, got {str(entry)[:60]!r}")
+    if name not in list_rungs():
+        raise UserError(f"{where}: rungs: no rung {name!r}{suggestion(name, list_rungs())}")
+    return LadderRung(name, None if article_ms is None else float(article_ms))
 
 
 def list_order(ladder: Ladder) -> list[str]:
     """Return the names of a ladder's rungs, then the top of its rival."""
-    return [step.name for step in ladder.rungs] + [
-        load_ladder(each).rungs[-1].name for each in [ladder.rival] if each
-    ]
+    rival = [load_ladder(ladder.rival).rungs[-1]] if ladder.rival else []
+    return [step.name for step in [*ladder.rungs, *rival]]
 
 
 def load_rung(name: str) -> Rung:
@@ -221,35 +216,35 @@ def load_rung(name: str) -> Rung:
         UserError: no such rung; or its file lacks a docstring, title, change, needs or receipt, or changes a field that
             no recipe has.
     """
-    if not _is_rung(name):
-        raise UserError(f"no rung {name!r}{suggestion(name, list_rungs())}")
+    known = list_rungs()
+    if name not in known:
+        raise UserError(f"no rung {name!r}{suggestion(name, known)}")
     where = f"ladder/rungs/{name}.py"
     module = importlib.import_module(f"ladder.rungs.{name}")
     text = (module.__doc__ or "").strip()
-    title, change, needs = (getattr(module, key, None) for key in ("title", "change", "needs"))
-    if not text:
-        raise UserError(f"{where}: the docstring that teaches the rung is missing")
-    if not isinstance(title, str) or not title:
-        raise UserError(f"{where}: title must be text")
-    if not isinstance(change, dict):
-        raise UserError(f"{where}: change must be a dict of recipe fields")
-    if not isinstance(needs, tuple) or not set(needs) <= set(NEEDS):
-        raise UserError(f"{where}: needs must be a tuple of {', '.join(NEEDS)}")
-    receipt = getattr(module, "receipt", None)
-    if not callable(receipt) or not receipt.__doc__:
-        raise UserError(
-            f"{where}: receipt(seen), with a docstring that says how to know it is on, is missing"
-        )
+    title, change, needs, receipt = (
+        getattr(module, key, None) for key in ("title", "change", "needs", "receipt")
+    )
+    rests_on = getattr(module, "rests_on", ())
+    for is_right, problem in (
+        (text, "the docstring that teaches the rung is missing"),
+        (isinstance(title, str) and title, "title must be text"),
+        (isinstance(change, dict), "change must be a dict of recipe fields"),
+        (isinstance(needs, tuple) and {*needs} <= {*NEEDS}, f"needs must be a tuple of {', '.join(NEEDS)}"),
+        (
+            getattr(receipt, "__doc__", ""),
+            "receipt(seen), whose docstring says how to know it is on, is missing",
+        ),
+        (isinstance(rests_on, tuple) and {*rests_on} <= {*known}, "rests_on must be a tuple of rungs"),
+    ):
+        if not is_right:
+            raise UserError(f"{where}: {problem}")
     try:
         Recipe.from_dict(change, where=where)
     except ConfigError as error:
         if str(error).startswith(f"{where}: unknown key") or " must be " in str(error):
             raise UserError(str(error)) from None  # else: impossible alone, perhaps not on top of others
-    rests_on = getattr(module, "rests_on", ())
-    if not isinstance(rests_on, tuple) or not all(map(_is_rung, rests_on)):
-        raise UserError(f"{where}: rests_on must be a tuple of rungs: {', '.join(list_rungs())}")
-    summary = text.split("\n", 1)[0].strip()
-    return Rung(name, title, summary, text, dict(change), needs, receipt, rests_on)
+    return Rung(name, title, text.split("\n", 1)[0].strip(), text, dict(change), needs, receipt, rests_on)  # type: ignore[arg-type]
 
 
 def list_contained(recipe: Mapping[str, Any]) -> list[str]:
@@ -320,21 +315,20 @@ def refuse_contradictions(ladder: Ladder) -> None:
                 )
 
 
-def find_missing(needs: Iterable[str], capabilities: dict[str, str | None]) -> str | None:
+def find_missing(needs: Iterable[str], capabilities: Mapping[str, str | None]) -> str | None:
     """Return why something that needs these cannot run, in one line, or None."""
-    for need in needs:
-        unknown = None if need in OF_WORKLOAD else f"{need} is not known of this machine"
-        reason = capabilities.get(need, unknown)
-        if reason is not None:
-            return reason
-    return None
+    reasons = (
+        capabilities.get(need, None if need in OF_WORKLOAD else f"{need} is not known of this machine")
+        for need in needs
+    )
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def find_holder(rung: str) -> str:
     """Return which of our ladders has a rung, as the end of a line; nothing if none has."""
-    names = ["full", *list_ladders()] if _is_rung(rung) else []
-    found = next((name for name in names if rung in list_order(load_ladder(name))), None)
-    return f"; `--ladder {found}` has it" if found else ""
+    names = (name for name in ["full", *list_ladders()] if rung in list_order(load_ladder(name)))
+    name = next(names, None)
+    return f"; `--ladder {name}` has it" if name else ""
 
 
 def choose_names(
@@ -342,28 +336,12 @@ def choose_names(
 ) -> set[str]:
     """Return the names that `--rungs` picks. Raises UserError for one that is not there, and for none."""
     picked = set(names if only is None else only)
-    unknown = sorted(picked - set(names))
-    if unknown:
+    if unknown := sorted(picked - set(names)):
         has = (find_holder(unknown[0]) if of_ladder else "") or suggestion(unknown[0], names, "it has")
         raise UserError(f"--rungs: {', '.join(unknown)} not in {where}{has}")
     if not picked:
         raise UserError(f"--rungs: name one rung or more{suggestion('', names)}")
     return picked
-
-
-def _ladder_rung(entry: Any, where: str) -> LadderRung:
-    """Return the rung of an entry ``name`` or ``name: milliseconds``."""
-    name, article_ms = entry, None
-    if isinstance(entry, dict) and len(entry) == 1:
-        ((name, article_ms),) = entry.items()
-        number = type(article_ms) in (int, float) and math.isfinite(article_ms) and article_ms > 0
-        if not number and article_ms is not None:
-            raise UserError(f"{where}: rungs: {name}: expected milliseconds a step, got {article_ms!r}")
-    if not isinstance(name, str):
-        raise UserError(f"{where}: rungs: expected NAME or NAME: MILLISECONDS, got {str(entry)[:60]!r}")
-    if name not in list_rungs():
-        raise UserError(f"{where}: rungs: no rung {name!r}{suggestion(name, list_rungs())}")
-    return LadderRung(name, None if article_ms is None else float(article_ms))
 
 
 def _resolve_path(name_or_path: str, folder: Path, kind: str, names: list[str]) -> Path:
@@ -383,11 +361,6 @@ def _resolve_path(name_or_path: str, folder: Path, kind: str, names: list[str]) 
 def _make_slug(path: Path) -> str:
     """Return a name for files and tables of only [a-z0-9._-], also for a user's file."""
     return re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("-.")[:60] or "unnamed"
-
-
-def _estimate_size(name: str) -> tuple[int, int]:
-    fields = yamlfile.read_yaml(WORKLOADS / f"{name}.yaml")
-    return fields.get("resolution", 0), fields.get("channel_base", 0) * fields.get("batch", 0)
 
 
 @functools.cache

@@ -24,8 +24,8 @@ def _default_fields() -> Fields:
     """
     from stylegan_lite.config import Workload
 
-    found = {field.name: field.default for field in dataclasses.fields(Workload)}
-    return {k: v for k, v in found.items() if k not in _NOT_CONTENT and v is not dataclasses.MISSING}
+    fields = {field.name: field.default for field in dataclasses.fields(Workload)}
+    return {k: v for k, v in fields.items() if k not in _NOT_CONTENT and v is not dataclasses.MISSING}
 
 
 def digest_content(content: Any, digits: int = DIGITS) -> str:
@@ -38,13 +38,11 @@ def fields_of(workload: Mapping[str, Any]) -> Fields:
 
     The name and the images are not among them.
     """
-    held = {key: value for key, value in workload.items() if key not in _NOT_CONTENT}
-    return {key: _one_number(value) for key, value in (_default_fields() | held).items()}
-
-
-def _one_number(value: Any) -> Any:
-    """Return 1 for 1.0, as YAML and JSON write both."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    own = {key: value for key, value in workload.items() if key not in _NOT_CONTENT}
+    return {  # 1.0 is 1, as YAML and JSON write both
+        key: int(value) if isinstance(value, float) and value.is_integer() else value
+        for key, value in (_default_fields() | own).items()
+    }
 
 
 def of_workload(workload: Mapping[str, Any]) -> str:
@@ -53,5 +51,4 @@ def of_workload(workload: Mapping[str, Any]) -> str:
     A new field with a default changes no digest.
     """
     usual = fields_of({})
-    told = {k: v for k, v in fields_of(workload).items() if k not in usual or v != usual[k]}
-    return digest_content(told)
+    return digest_content({k: v for k, v in fields_of(workload).items() if k not in usual or v != usual[k]})

@@ -46,11 +46,9 @@ def choose_advice(gpu: str, wall: str) -> str:
     A step that is surely faster or slower decides: a user gets that time. Else GPU time decides, which no host hides.
     No difference must hold for both.
     """
-    for sure in (wall, gpu):
-        if sure in (FASTER, SLOWER):
-            return ADVICE[sure]
+    sure = [ADVICE[word] for word in (wall, gpu) if word in (FASTER, SLOWER)]
     left = [ADVICE[word] for word in (gpu, wall) if word in ADVICE]
-    return next((each for each in left if each != NO_DIFFERENCE), NO_DIFFERENCE) if left else ""
+    return [*sure, *(each for each in left if each != NO_DIFFERENCE), *left, ""][0]
 
 
 def plan_run(
@@ -73,25 +71,41 @@ def plan_run(
         UserError: `only` names a rung that is not there, or a cumulative recipe is impossible.
     """
     from ladder.plan import beside, catalog
+    from stylegan_lite.config import Recipe
 
     if mode in STUDIES:
         return beside.plan(mode, capabilities, only, workload)
-    if mode != CUMULATIVE:
-        ladder = dataclasses.replace(ladder, rival=None)  # the rival is no part of the whole
-    climbed = catalog.plan_climb(ladder, capabilities, only, alone=mode == SOLO)
     if mode == CUMULATIVE:
-        return climbed
-    whole = catalog.plan_climb(ladder, capabilities, alone=mode == SOLO)
-    base, chosen = whole[0], {rung.name for rung in climbed}
+        return catalog.plan_climb(ladder, capabilities, only)
+    ladder = dataclasses.replace(ladder, rival=None)  # the rival is no part of the whole
+    chosen = {rung.name for rung in catalog.plan_climb(ladder, capabilities, only, alone=mode == SOLO)}
+    base, *others = catalog.plan_climb(ladder, capabilities, alone=mode == SOLO)
     if base.recipe is None:
         raise UserError(f"--mode {mode}: {base.name} is n/a here: {base.skipped}")
-    changes = {rung.name: catalog.load_rung(rung.name).change for rung in whole if rung.recipe is not None}
-    picked = [rung for rung in whole[1:] if rung.name in chosen]
-    if mode == LEAVE_ONE_OUT:
-        if not picked:
-            raise UserError(f"--mode {mode}: {base.name} alone leaves nothing out; name another rung")
-        base = catalog.Planned(ALL, "all rungs", _lay_changes(changes), None, None)
-    return [base, *(_plan_one(mode, rung, whole[0].name, changes) for rung in picked)]
+    able = [rung.name for rung in [base, *others] if rung.recipe is not None]
+    changes = {name: catalog.load_rung(name).change for name in able}
+    picked, whole = [rung for rung in others if rung.name in chosen], _lay_changes(changes)
+    entries = [base if mode == SOLO else catalog.Planned(ALL, "all rungs", whole, None, None)]
+    if mode == LEAVE_ONE_OUT and not picked:
+        raise UserError(f"--mode {mode}: {base.name} alone leaves nothing out; name another rung")
+    for rung in picked:
+        title = rung.title if mode == SOLO else f"without {rung.title}"
+        if rung.recipe is None:
+            entries.append(catalog.Planned(rung.name, title, None, rung.skipped, None))
+            continue
+        rest = {name: changes[name] for name in (base.name, rung.name)}
+        if mode == LEAVE_ONE_OUT:
+            rest = drop_rung(rung.name, changes)
+            also = [catalog.load_rung(name).title for name in changes if name not in (*rest, rung.name)]
+            longer = " and without ".join([title, *also])
+            title = longer if len(longer) <= LONGEST else f"{title} and {len(also)}{NEED_IT}"
+        recipe = _lay_changes(rest)
+        if skipped := _find_impossible(recipe):
+            skipped = f"impossible {'alone' if mode == SOLO else 'to leave out'}: {skipped}"
+        elif mode == LEAVE_ONE_OUT and Recipe.from_dict(recipe) == Recipe.from_dict(whole):
+            skipped = "nothing changes without it: the other rungs contain its change"
+        entries.append(catalog.Planned(rung.name, title, None if skipped else recipe, skipped, None))
+    return entries
 
 
 def ladder_of(mode: str, ladder: catalog.Ladder) -> catalog.Ladder:
@@ -152,55 +166,30 @@ def depends_on(
     return None
 
 
-def _plan_one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, Fields]) -> catalog.Planned:
-    """Return one rung alone, or the ladder without it and its dependents."""
-    from ladder.plan import catalog
-    from stylegan_lite.config import ConfigError, Recipe
-
-    title = rung.title if mode == SOLO else f"without {rung.title}"
-    if rung.recipe is None:
-        return catalog.Planned(rung.name, title, None, rung.skipped, None)
-    if mode == SOLO:
-        recipe = _lay_changes({name: changes[name] for name in (base, rung.name)})
-    else:
-        kept = drop_rung(rung.name, changes)
-        recipe = _lay_changes(kept)
-        also = [catalog.load_rung(name).title for name in changes if name not in kept and name != rung.name]
-        title = " and without ".join([title, *also])
-        title = title if len(title) <= LONGEST else f"without {rung.title} and {len(also)}{NEED_IT}"
-    try:
-        same = Recipe.from_dict(recipe, where="it") == Recipe.from_dict(_lay_changes(changes), where="it")
-    except ConfigError as error:
-        reason = f"impossible {'alone' if mode == SOLO else 'to leave out'}: {error}"
-        return catalog.Planned(rung.name, title, None, reason, None)
-    if same and mode == LEAVE_ONE_OUT:
-        reason = "nothing changes without it: the other rungs contain its change"
-        return catalog.Planned(rung.name, title, None, reason, None)
-    return catalog.Planned(rung.name, title, recipe, None, None)
-
-
 def drop_rung(out: str, changes: dict[str, Fields]) -> dict[str, Fields]:
     """Return the changes without those of one rung, of rungs that join or extend it, and of rungs that rest on it.
 
     A recipe with a rung that extends a missing one is refused.
     """
     from ladder.plan import catalog
+
+    rest: dict[str, Fields] = {}
+    for name, change in changes.items():
+        if name != out and out not in catalog.load_rung(name).rests_on:
+            if not _find_impossible(_lay_changes(rest | {name: change})):
+                rest[name] = change
+    return rest
+
+
+def _find_impossible(recipe: Fields) -> str | None:
     from stylegan_lite.config import ConfigError, Recipe
 
-    kept: dict[str, Fields] = {}
-    for name, change in changes.items():
-        if name == out or out in catalog.load_rung(name).rests_on:
-            continue
-        try:
-            Recipe.from_dict(_lay_changes(kept | {name: change}))
-        except ConfigError:
-            continue
-        kept[name] = change
-    return kept
+    try:
+        Recipe.from_dict(recipe, where="it")
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _lay_changes(changes: dict[str, Fields]) -> Fields:
-    recipe: Fields = {}
-    for change in changes.values():
-        recipe |= change
-    return recipe
+    return {key: value for change in changes.values() for key, value in change.items()}

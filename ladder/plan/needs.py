@@ -33,23 +33,19 @@ def join_capabilities(
     capabilities: dict[str, str | None], workload: Mapping[str, Any]
 ) -> dict[str, str | None]:
     """Return a machine's capabilities and the workload's: {need: None if it is met, else one line}."""
-    norm = workload["norm"]
-    missing = None if norm == "demod" else f"needs demodulation, this workload has norm: {norm}"
-    instance = None if norm == "instance" else f"needs norm: instance, this workload has norm: {norm}"
-    normed = workload.get("spectral_norm")
-    spectral = None if normed else "needs a workload with spectral_norm: true"
-    kept = (
-        "needs weights that convolutions take as they are kept, not spectral_norm: true" if normed else None
-    )
-    bound = workload.get("conv_clamp")
-    clamps = None if bound is None else f"needs activations without a bound, not conv_clamp: {bound:g}"
+    norm, clamp, is_normed = workload["norm"], workload.get("conv_clamp"), workload.get("spectral_norm")
+    kept = "needs weights that convolutions take as they are kept, not spectral_norm: true"
     return {
         **capabilities,
-        "demodulation": missing,
-        "instance_norm": instance,
-        "spectral_norm": spectral,
-        "kept_weights": kept,
-        "no_clamp": clamps,
+        "demodulation": None if norm == "demod" else f"needs demodulation, this workload has norm: {norm}",
+        "instance_norm": None
+        if norm == "instance"
+        else f"needs norm: instance, this workload has norm: {norm}",
+        "spectral_norm": None if is_normed else "needs a workload with spectral_norm: true",
+        "kept_weights": kept if is_normed else None,
+        "no_clamp": None
+        if clamp is None
+        else f"needs activations without a bound, not conv_clamp: {clamp:g}",
         RANKS: ONE_PROCESS,
         **{f"micro_batches: {n}": _check_parts(n, workload) for n in PARTS},
     }

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from ladder.core.text import clean_line
 from ladder.receipts import categories, kernel_families
-from ladder.results.file import KernelFamily, KernelProfile, Round
+from ladder.results.file import KernelFamily
 
 ROUNDED = 0.002  # ms: every part of a profile is rounded, and there are at most 200
 SHOWN = 3  # kernels that a line names
@@ -81,43 +81,33 @@ class Change:
         return self.after.ms - self.before.ms
 
 
-class Profiled(Protocol):
-    """A rung's rounds, with the profile of the first that has one."""
-
-    @property
-    def rounds(self) -> list[Round]: ...
-
-    @property
-    def profile(self) -> KernelProfile | None: ...
-
-
-def parts_of(rung: Profiled) -> Parts | None:
-    """Return the parts of a rung's profiled step, or None without a profile.
+def parts_of(rung: Any) -> Parts | None:
+    """Return the parts of a rung's profiled step, or None without a profile. A rung has `rounds` and `profile`.
 
     The profile is that of the first cycle of the first process that has one; if its GPU time is void, there are none.
     The union of kernels is never longer than their sum, so a shorter profile belongs to another cycle.
     """
     first = next((each for each in rung.rounds if each.profiled), None)
-    if not rung.profile or first is None or not first.profiled or first.gpu_void:
+    if not rung.profile or first is None or first.gpu_void:
         return None
     rows, gpu_ms = rung.profile.families, first.profiled[0].gpu_ms
     own = [(row, row.own_ms) for row in rows if row.own_ms is not None]
     is_whole = len(own) == len(rows) and abs(sum(ms for _, ms in own) - gpu_ms) <= ROUNDED
-    listed = {row.name: row.ms for row in rung.profile.kernels if not row.name.endswith(REST)}
+    kernels = {row.name: row.ms for row in rung.profile.kernels if not row.name.endswith(REST)}
     prefixes = kernel_families.OURS, kernel_families.OURS_CPP
     parts = Parts(
         gpu_ms=gpu_ms,
         generation=first.round,
         work=_sum_categories((row, row.ms) for row in rows),
         own=_sum_categories(own) if is_whole else None,
-        kernels=listed,
+        kernels=kernels,
         ours=frozenset(row.name.split(": ", 1)[1] for row in rows if row.name.startswith(prefixes)),
-        unlisted_ms=min(listed.values(), default=0.0) if len(listed) < len(rung.profile.kernels) else 0.0,
+        unlisted_ms=min(kernels.values(), default=0.0) if len(kernels) < len(rung.profile.kernels) else 0.0,
     )
     return parts if parts.overlap_ms >= -ROUNDED else None
 
 
-def by_family(rung: Profiled, once: bool) -> dict[str, float]:
+def by_family(rung: Any, once: bool) -> dict[str, float]:
     """Return ms of a rung's profile by family; with `once` only what counts for no other, where the file has it."""
     rows = rung.profile.families if rung.profile else []
     return {row.name: row.own_ms if once and row.own_ms is not None else row.ms for row in rows}
@@ -151,21 +141,22 @@ def appeared(before: Parts, after: Parts) -> dict[str, float]:
 
     A kernel counts only if the first step's list of the heaviest would show a kernel of that length.
     """
-    new = [
-        (name, ms)
-        for name, ms in after.kernels.items()
-        if name not in before.kernels and name.split(" ")[0] not in before.ours and ms > before.unlisted_ms
-    ]
-    return dict(sorted(new, key=lambda each: -each[1]))
+    known = {*before.kernels}
+    rows = sorted(after.kernels.items(), key=lambda each: -each[1])
+    return {
+        n: ms
+        for n, ms in rows
+        if n not in known and n.split(" ")[0] not in before.ours and ms > before.unlisted_ms
+    }
 
 
 def came_and_went(before: Parts, after: Parts) -> list[str]:
     """Return a line on the kernels that appeared and one on those that went, with the heaviest; none without any."""
     lines = []
-    for word, names in (("appeared", appeared(before, after)), ("went", appeared(after, before))):
-        named = [f"{clean_line(name)} {ms:.2f} ms" for name, ms in list(names.items())[:SHOWN]]
-        more = [f"{len(names) - SHOWN} more"] if len(names) > SHOWN else []
-        lines += [f"kernels that {word}: {', '.join([*named, *more])}"] if named else []
+    for word, kernels in (("appeared", appeared(before, after)), ("went", appeared(after, before))):
+        named = [f"{clean_line(name)} {ms:.2f} ms" for name, ms in list(kernels.items())[:SHOWN]]
+        named += [f"{len(kernels) - SHOWN} more"] if len(kernels) > SHOWN else []
+        lines += [f"kernels that {word}: {', '.join(named)}"] if named else []
     return lines
 
 

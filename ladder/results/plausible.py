@@ -9,7 +9,7 @@ work that was never done, and one that was made up.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ladder.core.records import write_whole
@@ -19,7 +19,6 @@ from ladder.results.run import Run, Rung, Twin
 if TYPE_CHECKING:  # asv measures commits whose stylegan_lite keeps no more than the step's contract
     from stylegan_lite.config import Workload
 
-Times = Iterable[float | None]
 Floor = tuple[float, float] | None  # least ms of a step with and without the lazy phases; None if unknown
 
 # Dense TFLOP/s of FP16 or BF16 on tensor cores, from NVIDIA's data sheets, tables of architecture white papers and, for
@@ -112,19 +111,16 @@ def _macs(workload: Workload) -> tuple[float, float, float]:
 
 def too_fast(rung: Rung | Twin, least: Floor) -> str | None:
     """Return one line if a rung or twin has a time that cannot be, or None. `least` is what `floor_ms` gave."""
-    whole = [ms for each in rung.rounds for ms in each.samples_ms]
-    main = [each.main_ms for each in rung.rounds]
-    return _below(whole, main, least)
+    return program_too_fast(
+        {"rounds": [{"samples_ms": e.samples_ms, "main_ms": e.main_ms} for e in rung.rounds]}, least
+    )
 
 
 def program_too_fast(program: Mapping[str, Any], least: Floor) -> str | None:
     """Return one line if a program of another kind of result has a time that cannot be, or None."""
-    whole = [ms for each in program["rounds"] for ms in each.get("samples_ms") or ()]
-    main = [each.get("main_ms") for each in program["rounds"]]
-    return _below([*whole, program.get("step_ms")], [*main, program.get("main_ms")], least)
-
-
-def _below(whole: Times, main: Times, least: Floor) -> str | None:
+    rounds = program["rounds"]
+    whole = [program.get("step_ms"), *(ms for each in rounds for ms in each.get("samples_ms") or ())]
+    main = [program.get("main_ms"), *(each.get("main_ms") for each in rounds)]
     for times, bound in zip((whole, main), least or (), strict=False):
         seen = [ms for ms in times if ms]
         if seen and min(seen) < bound:

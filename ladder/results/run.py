@@ -6,7 +6,7 @@ verdict that `ladder.results.judging.derive_result` computes from it. No file ho
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -39,14 +39,14 @@ from ladder.plan.content import DIGITS
 from ladder.results.file import Header, KernelProfile, Phase, Round, Status, Tenancy
 
 Mode = Literal["cumulative", "solo", "leave-one-out", "mistakes", "levers", "recipe"]
-if TYPE_CHECKING:  # keys of a dict, which mypy does not convert
-    Kind = str
-else:  # of a rung; until 25 November 2026 what bounds it: host or gpu
-    Kind = Literal["captured", "eager", "host", "gpu"]
+# Of a rung; until 25 November 2026 what bounds it: host or gpu.
+Kind = Annotated[str, text_matching("captured|eager|host|gpu", "captured, eager, host or gpu")]
+Floors = Annotated[dict[Kind, "Noise"], size_between(4)] | None
 Verdict = Literal["faster", "slower", "less than", "ambiguous", "too few generations"]
 assert Verdict.__args__ == (FASTER, SLOWER, LESS_THAN, AMBIGUOUS, TOO_FEW)  # type: ignore[attr-defined]
 Pair = Annotated[list[Rate], size_between(2, 2)]
 Rounds = Annotated[list[Round], size_between(1000)]
+LadderDigest = Annotated[str, text_matching(rf"[0-9a-f]{{{DIGITS}}}", f"a digest of {DIGITS} digits")]
 Gigabytes = Annotated[float, number_between(0.1, 1e5)]
 Scalar = bool | int | float | Text | None
 
@@ -60,9 +60,7 @@ class Ladder(Record):
     name: Name
     title: Text
     rungs: Names
-    digest: Annotated[str, text_matching(rf"[0-9a-f]{{{DIGITS}}}", f"a digest of {DIGITS} digits")] | None = (
-        None
-    )
+    digest: LadderDigest | None = None
 
 
 class Protocol(Record, kw_only=True):
@@ -250,7 +248,7 @@ class Reported(Record, kw_only=True):
     """The judgement of a run in visits (until 24 November 2026) as it was reported then. It is never derived again."""
 
     rungs: Annotated[dict[Name, ReportedRung], size_between(100)]
-    noise: Annotated[dict[Kind, Noise], size_between(4)] | None = None
+    noise: Floors = None
 
 
 class Twin(Record, kw_only=True):
@@ -304,9 +302,7 @@ class Run(Header, kw_only=True):
     first_table_s: Seconds | None = None  # until the first generation was whole
     merged: Annotated[list[Merged], size_between(100, 2)] | None = None
     choices: Annotated[list[Choice], size_between(100)] | None = None
-    stored_twins: (
-        dict[Kind, Annotated[list[Annotated[float, number_between(-100, 100)]], size_between(1000)]] | None
-    ) = None
+    stored_twins: dict[Kind, list[float]] | None = None  # of older files, and no longer of use
     reported_then: Reported | None = None
 
 
@@ -384,7 +380,7 @@ class Result(Run, kw_only=True):
     rungs: Annotated[list[RungResult], size_between(100, 1)]  # type: ignore[assignment]
     complete: bool = False
     baseline: Name | None = None
-    noise: Annotated[dict[Kind, Noise], size_between(4)] | None = None
-    gpu_noise: Annotated[dict[Kind, Noise], size_between(4)] | None = None
+    noise: Floors = None
+    gpu_noise: Floors = None
     at_top: dict[str, TopGain] | None = None
     host: dict[str, HostTime] | None = None

@@ -82,3 +82,20 @@ def test_another_hard_link_and_a_full_disk_keep_the_old_content(tmp_path, monkey
     with pytest.raises(UserError, match="No space left"):
         files.write_file(tmp_path / "a", "newer")
     assert (tmp_path / "a").read_text() == "new" and sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_asking_whether_a_folder_can_be_written_leaves_nothing_behind(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "kept").write_text("1")
+    files.refuse_unwritable(tmp_path / "new" / "newer", tmp_path / "there")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["kept", "there"]
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_that_names_it(tmp_path):
+    """Whatever permissions say: a name that is too long is refused to root as well."""
+    (tmp_path / "file").write_text("")
+    for name in ("file", "file/x", f"new/{'x' * 300}"):
+        with pytest.raises(UserError, match="cannot be written") as refused:
+            files.refuse_unwritable(tmp_path / name)
+        assert str(tmp_path / name) in str(refused.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -14,13 +14,8 @@ from ladder.cli import main as about
 from ladder.core import starting
 from ladder.core.paths import ROOT
 
-READ_FIRST = (
-    "__init__.py",
-    "__main__.py",
-    "core/__init__.py",
-    "core/paths.py",
-    "core/starting.py",
-)  # of ladder, by whatever Python there is
+# of ladder, by whatever Python there is
+READ_FIRST = ("__init__.py", "__main__.py", "core/__init__.py", "core/paths.py", "core/starting.py")
 
 
 def bare(tmp_path: Path, *arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
@@ -64,14 +59,7 @@ def test_an_installation_without_its_checkout_is_refused_in_one_line(tmp_path: P
     assert run.returncode == 2 and "pip install -e ." in line and str(copy.name) in line
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        "ladder",
-        "ladder doctor",
-        "kernels.tuning",
-    ],
-)
+@pytest.mark.parametrize("asked", ["ladder", "ladder doctor", "kernels.tuning"])
 def test_a_missing_package_is_one_line_with_the_command_that_helps(asked: str, tmp_path: Path) -> None:
     run = bare(tmp_path, *asked.split())
     (line,) = run.stderr.splitlines()

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from ladder.cli import main as cli
 from ladder.cli.main import Group
 from ladder.core import text
+from ladder.core.errors import format_error, one_line
 from ladder.core.text import escape_controls, format_bounds, format_count
 from ladder.images import for_workload
 from ladder.images import prepare as images
@@ -52,17 +53,7 @@ def test_whatever_the_commands_say_of_a_file_has_no_controls(command, tmp_path, 
     else:
         (folder / f"{HOSTILE}.json").write_text("{}")
         arguments = {
-            "refused": [
-                "train",
-                "--device",
-                "cpu",
-                "--data",
-                str(folder),
-                "--out",
-                str(tmp_path / "out"),
-                "--steps",
-                "1",
-            ],
+            "refused": f"train --device cpu --data {folder} --steps 1 --out {tmp_path / 'out'}".split(),
             "validate": ["validate", str(folder)],
             "report": ["report", str(folder)],
             "usage": ["show", "baseline", str(folder / HOSTILE)],
@@ -73,26 +64,24 @@ def test_whatever_the_commands_say_of_a_file_has_no_controls(command, tmp_path, 
     assert not any(line.startswith("images: 9000") for line in result.output.splitlines())
 
 
-@pytest.mark.parametrize(
-    "value, ms, amount",
-    [
-        (312.04, "312.0", "312"),
-        (99.96, "99.96", "100"),
-        (99.996, "100.0", "100"),
-        (999.96, "1,000", "1,000"),
-        (9.997, "10.00", "10.0"),
-        (9.994, "9.99", "9.99"),
-    ],
-)
-def test_a_number_that_is_rounded_up_has_no_digit_more(value, ms, amount):
+def test_a_number_that_is_rounded_up_has_no_digit_more():
     """A training of 9.997 hours read `10.00 h` beside `53.1 h`."""
-    assert (text.format_ms(value), text.format_amount(value)) == (ms, amount)
+    values = (312.04, 99.96, 99.996, 999.96, 9.997, 9.994)
+    assert [*map(text.format_ms, values)] == ["312.0", "99.96", "100.0", "1,000", "10.00", "9.99"]
+    assert [*map(text.format_amount, values)] == ["312", "100", "100", "1,000", "10.0", "9.99"]
 
 
-def test_one_thing_is_not_told_as_several() -> None:
-    assert [format_count(number, "row") for number in (0, 1, 2, 1024)] == [
-        "0 rows",
-        "1 row",
-        "2 rows",
-        "1,024 rows",
-    ]
+def test_one_thing_has_no_plural() -> None:
+    assert [format_count(number, "row") for number in (0, 1, 1024)] == ["0 rows", "1 row", "1,024 rows"]
+
+
+def test_reasons_are_one_line_without_absolute_paths() -> None:
+    error = FileNotFoundError(2, "No such file or directory", "/home/someone/pictures/cat.jpg")
+    assert format_error(error) == "FileNotFoundError: [Errno 2] No such file or directory: 'cat.jpg'"
+    assert one_line("\n  first   line\nsecond") == "first line"
+    assert one_line("see https://pytorch.org/get-started/locally and a/b") == (
+        "see https://pytorch.org/get-started/locally and a/b"
+    )
+    assert one_line("C:\\Users\\someone\\x.py failed, ~/secret/y.py too") == "x.py failed, y.py too"
+    assert len(one_line("x" * 1000)) == 200
+    assert format_error(KeyError()) == "KeyError" and one_line("") == ""

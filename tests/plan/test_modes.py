@@ -43,9 +43,9 @@ def test_what_extends_a_rung_is_left_out_with_it():
     without = found["fused_adam"]
     assert without.title == "without fused Adam and EMA and without fused update"
     assert "fused_update" not in without.recipe and without.recipe["weights"] == "once"
-    assert (
-        "whole_step_graph" not in found["cuda_graphs"].recipe and found["cuda_graphs"].recipe["joint_batch"]
-    )
+    graphs = found["cuda_graphs"].recipe  # eager, parallel streams have nothing to work on
+    assert not {"whole_step_graph", "streams"} & graphs.keys() and graphs["joint_batch"]
+    assert found["all"].recipe["streams"] == found["bf16"].recipe["streams"] == "two"
     assert all(p.recipe is not None and len(p.title) <= 90 for p in found.values()), found
 
 
@@ -55,6 +55,10 @@ def test_only_some_are_left_out_of_all_that_can_run():
     assert some["all"].recipe == planned("leave-one-out")["all"].recipe
     bare = planned("leave-one-out", NO_GPU)
     assert bare["cuda_graphs"].skipped == "needs a CUDA GPU" and "cuda_graphs" not in bare["all"].recipe
+    with pytest.raises(UserError, match="baseline alone leaves nothing out"):
+        planned("leave-one-out", only=["baseline"])
+    with pytest.raises(UserError, match="needs a CUDA GPU"):
+        modes.plan_run("solo", catalog.Ladder("l", "L", [catalog.LadderRung("cuda_graphs")]), NO_GPU)
 
 
 def test_what_changes_nothing_at_the_top_is_not_measured(monkeypatch):
@@ -73,11 +77,6 @@ def test_what_changes_nothing_at_the_top_is_not_measured(monkeypatch):
     assert found["bf16"].recipe["channels_last"] and "precision" not in found["bf16"].recipe
 
 
-def test_the_base_alone_leaves_nothing_out():
-    with pytest.raises(UserError, match="baseline alone leaves nothing out"):
-        planned("leave-one-out", only=["baseline"])
-
-
 def recipes(mode):
     return {name: p.recipe for name, p in planned(mode).items() if p.recipe is not None}
 
@@ -90,13 +89,10 @@ def test_on_the_staircase_a_rung_depends_on_what_its_recipe_contains():
     assert modes.depends_on("cumulative", known, "bf16", {"bf16"}) is None  # itself
     assert modes.depends_on("cumulative", known, "channels_last", {"baseline"}) is None  # it changes nothing
     assert modes.depends_on("cumulative", known, "never heard of", {"bf16"}) is None
+    some = {name: known[name] for name in ("bf16", "cuda_graphs")}
+    assert modes.depends_on("cumulative", some, "cuda_graphs", {"bf16"}) == "bf16"
     other = known | {"fused_act": {"fused_act": True}}  # a ladder that takes the change back
     assert modes.depends_on("cumulative", other, "fused_act", {"bf16"}) is None
-
-
-def test_some_rungs_of_a_staircase_depend_on_each_other_as_in_the_whole():
-    some = {name: recipe for name, recipe in recipes("cumulative").items() if name in ("bf16", "cuda_graphs")}
-    assert modes.depends_on("cumulative", some, "cuda_graphs", {"bf16"}) == "bf16"
 
 
 def test_in_the_other_modes_everything_depends_on_the_first_entry_alone():
@@ -105,15 +101,3 @@ def test_in_the_other_modes_everything_depends_on_the_first_entry_alone():
         assert modes.depends_on(mode, known, "fused_act", {first}) == first
         assert modes.depends_on(mode, known, "fused_act", {"bf16"}) is None
         assert modes.depends_on(mode, known, first, {first}) is None
-
-
-def test_a_ladder_whose_base_cannot_run_has_no_other_mode():
-    with pytest.raises(UserError, match="needs a CUDA GPU"):
-        modes.plan_run("solo", catalog.Ladder("l", "L", [catalog.LadderRung("cuda_graphs")]), NO_GPU)
-
-
-def test_what_rests_on_a_rung_is_left_out_with_it():
-    """Eager, parallel streams have nothing to work on, and their receipt says so: the row would have no number."""
-    whole = {p.name: p for p in modes.plan_run("leave-one-out", catalog.load_ladder("full"), EVERYTHING)}
-    assert "streams" not in whole["cuda_graphs"].recipe and whole["all"].recipe["streams"] == "two"
-    assert whole["bf16"].recipe["streams"] == "two"

@@ -83,18 +83,12 @@ def test_the_flops_are_those_of_the_layers():
     assert 0 < whole - main <= counted["G_pl"] / work.pl_interval + counted["D_r1"] / work.r1_interval
 
 
-@pytest.mark.parametrize(
-    ("name", "least"),
-    [("NVIDIA H200", 989), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA L4", 121), ("NVIDIA L40S", 362)],
-)
-def test_a_gpu_is_found_by_its_name(name, least):
-    assert least <= plausible.peak({"gpu": name, "device": "cuda"}) < 1.3 * least
-
-
 def test_an_unknown_gpu_is_taken_for_a_very_fast_one_and_an_unknown_workload_has_no_floor():
-    assert plausible.peak({"gpu": "NVIDIA Graphics Device", "device": "cuda"}) >= 2 * max(
-        p for _, p in plausible.PEAKS
-    )
+    known = {"NVIDIA H200": 989, "NVIDIA A100-SXM4-80GB": 312, "NVIDIA L4": 121, "NVIDIA L40S": 362}
+    for name, least in known.items():
+        assert least <= plausible.peak({"gpu": name, "device": "cuda"}) < 1.3 * least
+    fastest = max(rate for _, rate in plausible.PEAKS)
+    assert plausible.peak({"gpu": "NVIDIA Graphics Device", "device": "cuda"}) >= 2 * fastest
     assert plausible.floor_ms({"device": "cpu", "cores": 4}, {"name": "fake", "batch": 8}) is None
 
 

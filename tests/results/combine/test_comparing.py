@@ -117,13 +117,6 @@ def test_a_faster_step_is_no_loss_though_the_gpu_works_for_longer():
     assert dataclasses.replace(row, verdict="less than", gpu_verdict="slower").is_slower
 
 
-def test_fewer_than_three_rounds_have_no_verdict():
-    before, after = made_up.judged_run(seed=1), made_up.judged_run(seed=2, fused_act=30.0)
-    after["rungs"][7]["rounds"] = after["rungs"][7]["rounds"][:2]
-    row = comparing.compare(before, after)[7]
-    assert (row.verdict, row.interval) == ("too few generations", None)
-
-
 def test_a_run_is_not_compared_with_itself(tmp_path):
     """Nor with a merged result that holds it: whatever happened to one of them happened to the other."""
     run = made_up.judged_run()

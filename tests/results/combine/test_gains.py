@@ -140,12 +140,6 @@ def test_what_has_no_gain_on_both_says_why(tmp_path):
     assert rows_of(FIRST, unlike)["bf16"].lies_in.endswith("no profile in the second")
 
 
-def test_two_generations_have_no_verdict_on_gains(tmp_path):
-    few = machine("NVIDIA A100-SXM4-80GB", SLOWER_BY, seed=2, generations=2)
-    assert {row.gpu.verdict for row in rows_of(FIRST, few).values()} == {"too few generations"}
-    assert "GPU time: too few generations: channels_last, bf16" in told(tmp_path, FIRST, few)
-
-
 def test_one_machine_has_no_section_on_gains(tmp_path):
     again = machine("NVIDIA H100 80GB HBM3", 1.0, seed=5)
     assert "gains" not in told(tmp_path, FIRST, again)
