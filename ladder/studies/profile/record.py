@@ -198,6 +198,9 @@ class Observed(frame.Observation, kw_only=True):
     largest: Search | None = None
     counters: Annotated[list[Counted], at_most(64)] | None = None
 
+    def list_times(self) -> list[float]:
+        return self.step.walls_ms if self.step else []
+
 
 File = StudyFile[Options, Case, Observed]
 

@@ -90,11 +90,6 @@ ladder profile fused_act --nsys step.nsys-rep    and a report of Nsight Systems
     def derive(self, file: record.File) -> record.Profile:
         return record.derive_profile(file, frame.list_cautions(self, file))
 
-    def list_problems(self, file: record.File) -> Iterator[str]:
-        step = record.read_step(file)
-        if step is not None and min(step.walls_ms) < frame.find_floor_ms(file):
-            yield "walls_ms: faster than this GPU can compute"
-
     def list_cautions(self, file: record.File) -> list[str]:
         if (step := record.read_step(file)) is None:
             return []

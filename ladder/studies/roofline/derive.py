@@ -167,11 +167,15 @@ class Timed(Record, kw_only=True):
 class Observed(frame.Observation, kw_only=True):
     """The step of a rung, the rates of the day, and the higher ones on record. `floors_commit`: of `--again`."""
 
+    ANSWER = "step"
     work: Annotated[dict[Phase, Work], size_between(4, 4)] | None = None
     step: Timed | None = None
     today: Today | None = None
     recorded: Annotated[dict[RateName, Rate], size_between(10_000)] = {}
     floors_commit: records.Commit | None = None
+
+    def list_times(self) -> list[float]:
+        return [self.step.step_ms] if self.step else []
 
 
 File = StudyFile[Options, RungCase, Observed]

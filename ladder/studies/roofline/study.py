@@ -80,13 +80,9 @@ class RooflineStudy(Study[Options, RungCase, Observed]):
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             yield f"no floor follows from its cases, workload and work ({format_error(error)})"
         peak = plausible.peak(write_whole(file.machine)) * 1e12 * plausible.BOOST
-        for key, each in file.observed.items():
+        for each in file.observed.values():
             if each.step is None or each.today is None:
-                if each.status == "ok":
-                    yield f"{key}: ok without a measurement"
                 continue
-            if each.step.step_ms < frame.find_floor_ms(file):
-                yield "step_ms: faster than this GPU can compute"
             if each.step.busy_ms > ROUNDED * sum(row.us for row in each.step.families) / 1000:
                 yield "busy_ms: longer than all kernels"
             stored = [(name, rate.value) for name, rate in each.recorded.items()]

@@ -267,13 +267,13 @@ WIDE |= {"resolution": 256, "channel_base": 16384, "channel_max": 512, "batch": 
         (EACH + "today/rates/copy", 1e15, "copy: 1e+15 a second is more than this GPU can do"),
         (EACH + "recorded/matmul bf16", {"value": 2e15, "source": "x.json"}, "bf16: 2e+15 a second is more"),
         (EACH + "today/rates/" + FORWARD.format(1), 1e16, "1e+16 a second is more than"),
-        ("workload", WIDE, "faster than this GPU can compute"),
+        ("workload", WIDE, "faster than this machine can compute"),
         (EACH + "step/busy_ms", 100.0, "busy_ms: longer than all kernels"),
         (EACH + "today/rates/copy", None, "no rate of 'copy' is recorded"),
         (EACH + "work/D_r1/convolutions", {FORWARD.format(0): 1}, "has no result"),
         ("workload/pl_interval", None, "no floor follows"),
         ("cases/second", {"recipe": {}}, "no floor follows"),
-        (EACH + "step", None, "ok without a measurement"),
+        (EACH + "step", None, "ok contradicts its step"),
     ],
 )
 def test_what_no_gpu_can_measure_is_refused(path, value, problem):
