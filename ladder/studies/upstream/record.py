@@ -25,6 +25,7 @@ GENERATION = "generation "
 # The patched error may be so many times the unpatched one. A few activations whose sign FP16 flips make errors of one
 # input differ by factors. So an error counts as too large if it is for every input, or by far in the median.
 TIMES_UNPATCHED, TIMES_MEDIAN = 1.5, 3.0
+DEVICE_CYCLES = {"cuda": 2, "cpu": 1}
 ROUNDING = 1e-6  # an error that is FP32's rounding
 Side = Literal["upstream", "patched", "ours"]
 GENERATIONS = "Generations: fresh processes of each side, including those of --resume. [default: 5; CPU: 1]"
@@ -154,14 +155,15 @@ class Program:
         self.medians = deriving.round_medians(self)  # type: ignore[arg-type]
         self.step_ms = estimates.median([*self.medians.values()])
         self.interval_ms = estimates.log_interval([*self.medians.values()])
-        self.status, self.reason = "ok", None
-        failures = [(each.status, each.reason) for each in visits if each.status != "ok"]
-        if trouble := find_refusal(file, side) or next(iter(failures), None):
-            self.status, self.reason = trouble
-        elif not self.rounds:
-            self.status, self.reason = "n/a", "not measured"
+        trouble = [
+            find_refusal(file, side),
+            *((each.status, each.reason) for each in visits if each.status != "ok"),
+        ]
+        if not self.rounds:
+            trouble.append(("n/a", "not measured"))
         elif not self.medians:
-            self.status, self.reason = "invalid", deriving.void_memory(self.rounds[-1].alloc_retries)
+            trouble.append(("invalid", deriving.void_memory(self.rounds[-1].alloc_retries)))
+        self.status, self.reason = next((each for each in trouble if each), ("ok", None))
 
     def derive_walls(self) -> dict[str, float]:
         """Return the median wall ms of a step without lazy phases ("main"), and of what each lazy phase adds."""
@@ -171,11 +173,17 @@ class Program:
 
 
 class Figures:
-    """What follows from a file: its programs, NVIDIA's first, and their ratios."""
+    """What follows from a file: its programs, NVIDIA's first, and their ratios; and what it holds beside them."""
 
     def __init__(self, file: File) -> None:
         self.programs = {side: Program(file, side) for side in list_sides(file.options)}
         self.gpu_times = deriving.gpu_times(self.programs)  # type: ignore[arg-type]
+        self.generations, self.first = list_generations(file), file.cases.get(f"{GENERATION}1") or Case()
+        self.proof, self.compared, self.timed = (
+            file.observed.get(k) or Observed() for k in (PROOF, ERRORS, PHASES)
+        )
+        self.parity = judge_parity(self.proof.parity)
+        self.cycles = file.options.cycles or DEVICE_CYCLES[file.machine.device]
 
     def derive_gpu_ms(self, side: str) -> float | None:
         """Return the median GPU time of a step in ms."""

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ladder.core import text
 from ladder.core.errors import UserError
 from ladder.core.job import Job
@@ -23,7 +25,6 @@ from ladder.core.paths import ROOT
 from ladder.core.protocol import IN_ORDER
 from ladder.core.records import Fields, read_record, write_whole
 from ladder.results import plausible, store
-from ladder.results.derive import judge_parity
 from ladder.results.run import RunGpu
 from ladder.show.table import Column, Table
 from ladder.studies import frame
@@ -93,13 +94,8 @@ ladder upstream ../stylegan3 --json > upstream.json
 """
     extendable, unstored = ("clone", "generations"), ("clone",)
     answers = ("ok",)
-    final = (
-        "ok",
-        "oom",
-        "invalid",
-        store.FAILED_PARITY,
-        "not engaged",
-    )  # a second try would end the same way
+    # a second try would end the same way
+    final = ("ok", "oom", "invalid", store.FAILED_PARITY, "not engaged")
     in_order = True
 
     def list_cases(self, job: Job, file: File | None) -> dict[str, Case]:
@@ -125,37 +121,35 @@ ladder upstream ../stylegan3 --json > upstream.json
         return time_generation(session, sitting, int(key.removeprefix(GENERATION)) - 1)
 
     def describe(self, observation: Observed) -> str:
-        timed = [(side, each.round) for side, each in observation.programs.items() if each.round]
-        return ", ".join(
-            f"{side} {text.format_ms(statistics.median(each.samples_ms))} ms" for side, each in timed
-        )
+        rounds = {side: each.round for side, each in observation.programs.items() if each.round}
+        times = {side: text.format_ms(statistics.median(each.samples_ms)) for side, each in rounds.items()}
+        return ", ".join(f"{side} {ms} ms" for side, ms in times.items())
 
     def derive(self, file: File) -> Any:
         figures, options = record.Figures(file), file.options
-        generations, first = record.list_generations(file), file.cases.get(f"{GENERATION}1") or Case()
-        proof, compared, timed = (file.observed.get(key) or Observed() for key in (PROOF, ERRORS, PHASES))
         keys = ("side", "rung", "recipe", "status", "reason", "settings", "rounds", "step_ms", "interval_ms")
-        patched = None
+        compared, patched = figures.compared, None
         if options.patched:
             problem = record.find_parity_problem(compared)
             parity = {
-                "verdict": "failed: parity" if problem else "ok", "reason": problem, "batch": compared.batch,
-                "phases": compared.errors,
-            }  # fmt: skip
+                "verdict": "failed: parity" if problem else "ok",
+                "reason": problem,
+                "batch": compared.batch,
+            }
             patched = {
-                "digest": first.patch, "parity": parity if compared.batch else None, "phases": timed.phases,
+                "digest": figures.first.patch, "phases": figures.timed.phases,
+                "parity": parity | {"phases": compared.errors} if compared.batch else None,
                 "ratio": figures.derive_wall_ratio("patched"), "gpu_ratio": figures.derive_gpu_ratio(PATCHED),
             }  # fmt: skip
         return {
-            "source": first.source,
+            "source": figures.first.source, "patched": patched,
             "programs": [{key: getattr(each, key) for key in keys} for each in figures.programs.values()],
             "protocol": {
-                "rounds": len(generations), "cycles": count_cycles(options, file.machine.device), "seed": options.seed,
+                "rounds": len(figures.generations), "cycles": figures.cycles, "seed": options.seed,
                 "inspected": options.inspect, "notes": frame.list_cautions(self, file),
             },
-            "parity": judge_parity(proof.parity), "receipts": proof.receipts, "inspection": proof.inspection,
-            "ratio": figures.derive_wall_ratio(), "gpu": generations[-1].gpu if generations else None,
-            "patched": patched,
+            "parity": figures.parity, "receipts": figures.proof.receipts, "inspection": figures.proof.inspection,
+            "ratio": figures.derive_wall_ratio(), "gpu": figures.generations[-1].gpu if figures.generations else None,
         }  # fmt: skip
 
     def list_problems(self, file: File) -> Iterable[str]:
@@ -180,80 +174,72 @@ ladder upstream ../stylegan3 --json > upstream.json
         return lines
 
     def summarize(self, file: File) -> list[str]:
-        clone = (file.cases.get(f"{GENERATION}1") or Case()).source or Source("networks", "")
-        generations = text.format_count(len(record.list_generations(file)), "generation")
-        cycles = text.format_count(count_cycles(file.options, file.machine.device), "16-step cycle")
+        figures = record.Figures(file)
+        clone = figures.first.source or Source("networks", "")
+        generations, cycles = len(figures.generations), text.format_count(figures.cycles, "16-step cycle")
         return [
             f"NVIDIA's own StyleGAN2 and ours on {file.machine.gpu or file.machine.cpu}",
-            f"Workload {frame.describe_workload(file)}, R1 and path length included; {generations} of {cycles}, each in"
-            f" fresh processes, in turn. {frame.describe_software(file)} NVIDIA's: training/{clone.networks}.py,"
-            f" sources {clone.digest}, as --cfg=stylegan2 --aug=noaug.",
+            f"Workload {frame.describe_workload(file)}, R1 and path length included;"
+            f" {text.format_count(generations, 'generation')} of {cycles}, each in fresh processes, in turn."
+            f" {frame.describe_software(file)} NVIDIA's: training/{clone.networks}.py, sources {clone.digest}, as"
+            " --cfg=stylegan2 --aug=noaug.",
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
         figures = record.Figures(file)
-        yield tabulate_steps(file, figures)
+        yield tabulate_steps(figures, int((file.workload or {})["batch"] or 0))
         if file.options.patched:
-            yield tabulate_phases(file, figures)
+            yield tabulate_phases(figures)
 
 
 STUDY = UpstreamStudy()
 
 
-def tabulate_steps(file: File, figures: record.Figures) -> Table:
+def tabulate_steps(figures: record.Figures, batch: int) -> Table:
     """Return a row for each program, by the wall clock and in GPU time, with what was checked below it."""
-    rows: list[list[Any]] = []
-    batch = int((file.workload or {})["batch"] or 0)
-    for each in figures.programs.values():
-        ms, busy = each.step_ms, figures.derive_gpu_ms(each.side)
-        ratios = [figures.derive_wall_ratio(each.side), figures.derive_gpu_ratio(each.side)]
-        ratios = [None, None] if each.side == UPSTREAM else ratios
+    rows, notes = [], []
+    for side, each in figures.programs.items():
+        ms, busy, wall, gpu = each.step_ms, figures.derive_gpu_ms(side), None, None
+        if side != UPSTREAM:
+            wall, gpu = figures.derive_wall_ratio(side), figures.derive_gpu_ratio(side)
         memory = [each.peak_allocated_bytes for each in each.rounds if each.peak_allocated_bytes]
         rows.append([
-            {UPSTREAM: "NVIDIA's stylegan2", PATCHED: "the same, patched"}.get(each.side, f"ours, {each.rung}"),
+            {UPSTREAM: "NVIDIA's stylegan2", PATCHED: "the same, patched"}.get(side, f"ours, {each.rung}"),
             ms, each.interval_ms, busy, max(0.0, 1 - busy / ms) if ms and busy else None,
-            each.derive_walls().get("main"),
-            *(cell for ratio in ratios for cell in ((ratio.median, ratio.interval) if ratio else (None, None))),
-            1000 * batch / ms if ms else None, max(memory, default=None), len(each.rounds),
+            each.derive_walls().get("main"), wall and wall.median, wall and wall.interval,
+            gpu and gpu.median, gpu and gpu.interval, 1000 * batch / ms if ms else None,
+            max(memory, default=None), len(each.rounds),
             f"{each.status}: {each.reason}" if each.reason else each.status,
         ])  # fmt: skip
-    notes = []
-    if (compared := file.observed.get(ERRORS) or Observed()).batch:
+    if (compared := figures.compared).batch:
         verdict = "failed: parity" if record.find_parity_problem(compared) else "ok"
         notes.append(f"patched: parity {verdict} at batch {compared.batch}, of gradients against FP64")
     if settings := figures.programs["upstream"].settings:
         ops, backward = ("on" if settings[each] else "off" for each in ("cuda_ops", "fast_double_backward"))
         layers = f"FP16 in {settings['fp16_resolutions']} resolutions"
         notes.append(f"NVIDIA's: {layers}, its CUDA ops {ops}, its fast double backward {backward}")
-    proof = file.observed.get(PROOF) or Observed()
-    if judged := judge_parity(proof.parity):
-        receipts = proof.receipts or {}
-        engaged = sum(each.engaged for each in receipts.values())
-        notes.append(f"ours: parity {judged.verdict}, {engaged} of {len(receipts)} receipts")
+    if figures.parity:
+        engaged = [each.engaged for each in (figures.proof.receipts or {}).values()]
+        notes.append(f"ours: parity {figures.parity.verdict}, {sum(engaged)} of {len(engaged)} receipts")
     return Table(STEPS, rows, "", notes)
 
 
-def tabulate_phases(file: File, figures: record.Figures) -> Table:
+def tabulate_phases(figures: record.Figures) -> Table:
     """Return a row for each phase of the patched comparison.
 
     Wall time is that of both main phases together, and of a lazy phase what it adds to a step that has it.
     """
-    times, compared = file.observed.get(PHASES) or Observed(), file.observed.get(ERRORS) or Observed()
     walls = [figures.programs[side].derive_walls() for side in ("upstream", "patched")]  # type: ignore[index]
     rows: list[list[Any]] = [["both main phases", *(each.get("main") for each in walls), *[None] * 7]]
     for phase in IN_ORDER:
-        timed = [each[phase] for each in (times.phases or {}).values() if phase in each]
-        gpu: list[Any] = (
-            [statistics.median(each.gpu_ms) for each in timed] if len(timed) == 2 else [None, None]
-        )
-        each = compared.errors.get(phase)  # type: ignore[call-overload]
-        errors = (
-            [each.unpatched, each.patched, each.unpatched_tensors, each.patched_tensors]
-            if each
-            else [None] * 4
-        )
-        factor = gpu[0] / gpu[1] if gpu[0] and gpu[1] else None
-        rows.append([phase, *(each.get(phase) for each in walls), *gpu, factor, *errors])
+        timed = [each[phase] for each in (figures.timed.phases or {}).values() if phase in each]
+        row: list[Any] = [phase, *(each.get(phase) for each in walls), *[None] * 7]
+        if len(timed) == 2:
+            theirs, ours = row[3:5] = [statistics.median(each.gpu_ms) for each in timed]
+            row[5] = theirs / ours
+        if each := figures.compared.errors.get(phase):  # type: ignore[call-overload]
+            row[6:] = [each.unpatched, each.patched, each.unpatched_tensors, each.patched_tensors]
+        rows.append(row)
     return Table(PHASE_COLUMNS, rows)
 
 
@@ -278,10 +264,6 @@ class Sitting:
     clones: dict[str, Path]
     programs: list[Timed]
     rounds: Interleaved
-
-
-def count_cycles(options: Options, device: str) -> int:
-    return options.cycles or (2 if device == "cuda" else 1)
 
 
 def open_clone(job: Job) -> Clone:
@@ -354,7 +336,7 @@ def open_sitting(session: Session) -> Iterator[Sitting]:
             for side, recipe in recipes.items()
         ]
         rounds = Interleaved(
-            job.device, cycles=count_cycles(job.options, job.device), seed=job.options.seed,
+            job.device, cycles=job.options.cycles or record.DEVICE_CYCLES[job.device], seed=job.options.seed,
             on_wait=lambda: session.report("waiting for another run on this device"),
         )  # fmt: skip
         with contextlib.closing(rounds), stop_on_sigterm():
@@ -507,17 +489,17 @@ def time_generation(session: Session, sitting: Sitting, number: int) -> Observed
                 status = "failed" if status in ("ok", "n/a") else status
                 visits[side] = Visit(status, text.make_display(reason or "no reason was given"))  # type: ignore[arg-type]
     rounds = [each for program in before.values() for each in program.rounds]
-    rounds += [each.round for each in visits.values() if each.round]
-    gpu = sitting.rounds.visits.summary(rounds)
-    status, reason = "ok", None
-    for side in reversed(sides):
-        outcome = visits.get(side) or before[side]
-        if outcome.status != "ok":
-            status, reason = outcome.status, text.make_display(f"{side}: {outcome.reason}")
-    return Observed(
-        status=status, reason=reason, programs={side: visits[side] for side in sides if side in visits},  # type: ignore[arg-type]
+    gpu = sitting.rounds.visits.summary([*rounds, *(each.round for each in visits.values() if each.round)])
+    observed = Observed(
+        programs={side: visits[side] for side in sides if side in visits},
         gpu=None if gpu is None else read_record(RunGpu, gpu),
-    )  # fmt: skip
+    )
+    for side in sides:
+        outcome: Any = visits.get(side) or before[side]
+        if outcome.status != "ok":
+            reason = text.make_display(f"{side}: {outcome.reason}")
+            return msgspec.structs.replace(observed, status=outcome.status, reason=reason)
+    return observed
 
 
 def count_weights(workload: Fields) -> dict[str, int]:
