@@ -298,7 +298,7 @@ def prepare(
             (image(*LAYER), torch.randn(2, 40, 1, 1, requires_grad=True)),
         )
     f = ops.upfirdn2d.setup_filter([1, 3, 4], device=cases.DEVICE)
-    taps, gain, _ = ops.upfirdn2d._factorize(f.tolist())
+    taps, gain, _ = ops.upfirdn2d._factorize(f)
     return (
         lambda x: ops.upfirdn2d.upfirdn2d(x, f, down=2, padding=[2, 1, 0, 1], gain=4),
         lambda x: inside().upfirdn2d(x, taps, down=2, padding=(2, 1, 0, 1), gain=4 * gain),
