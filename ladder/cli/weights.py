@@ -10,7 +10,6 @@ import click
 
 from ladder.core import files, options
 from ladder.core.errors import UserError
-from ladder.core.paths import ROOT
 from ladder.core.starting import format_command, shorten_path
 from ladder.core.text import format_count
 
@@ -117,8 +116,8 @@ def export(folder: Path | None, ops: str | None, package: str | None, like: str 
     if listed:
         if folder or ops or package or like:
             raise UserError("--list names all ops: leave out everything else")
-        for name, summary in exporting.summarize_ops(ROOT).items():
-            click.echo(f"{name:<21} {summary}")
+        for name, function in exporting.list_ops().items():
+            click.echo(f"{name:<21} {exporting.summarize_op(function)}")
     elif like:
         if folder is None or ops or package:
             raise UserError(f"--like {like} needs DIR and nothing else: the ops and their names are {like}'s")
@@ -129,7 +128,7 @@ def export(folder: Path | None, ops: str | None, package: str | None, like: str 
     elif folder is None or ops is None or package is None:
         raise UserError("ladder export needs DIR, --ops A,B,... and --package NAME; --list names the ops")
     else:
-        chosen = exporting.choose_ops(ROOT, options.split_names(ops) or [])
+        chosen = exporting.choose_ops(options.split_names(ops) or [])
         written = exporting.export(exporting.read_origin(), folder, chosen, package)
         click.echo(
             f"{shorten_path(folder / package)}: {format_count(len(chosen), 'op')} in {len(written)} files"

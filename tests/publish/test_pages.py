@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -242,38 +241,25 @@ def test_the_cards_that_a_workload_needs_follow_from_the_gpu_where_it_holds_most
     assert tables.render_cards(stored_runs(tmp_path, **runs), "article").endswith("| over 80 GB |\n")
 
 
-ABLATION = made_up_ablation.of_ablation(MACHINE, made_up_ablation.ARTICLE[:3])
-
-
 @pytest.mark.parametrize(
-    ("table", "command", "name", "make", "words"),
+    ("table", "command", "folder", "words"),
     [
-        (
-            "ablated",
-            "ablate",
-            "ablation/a",
-            lambda: ABLATION,
-            ["ladder `article`", "| bf16 | ", "is its order"],
-        ),
-        (
-            "mapped",
-            "map",
-            "map/a",
-            lambda: made_up_ablation.of_map(MACHINE),
-            ["| batch 4 |", "article's policy"],
-        ),
+        ("ablated", "ablate", "ablation", ["ladder `article`", "| bf16 | ", "is its order"]),
+        ("mapped", "map", "map", ["| batch 4 |", "article's policy"]),
     ],
 )
 def test_a_complete_study_is_shown_with_its_sources(
-    tmp_path: Path, table: str, command: str, name: str, make: Callable[[], dict[str, Any]], words: list[str]
+    tmp_path: Path, table: str, command: str, folder: str, words: list[str]
 ) -> None:
-    absent, data = f"*No complete run yet: `ladder {command}`.*\n", make()
+    ablation = made_up_ablation.of_ablation(MACHINE, made_up_ablation.ARTICLE[:3])
+    data = ablation if command == "ablate" else made_up_ablation.of_map(MACHINE)
+    absent = f"*No complete run yet: `ladder {command}`.*\n"
     assert pages.TABLES[table](Committed(tmp_path)) == absent
-    shown = pages.TABLES[table](kept(tmp_path, f"{name}.json", data))
-    assert shown.startswith("**NVIDIA H200**, `article`") and f"(@/results/{name}.json)" in shown
+    shown = pages.TABLES[table](kept(tmp_path, f"{folder}/a.json", data))
+    assert shown.startswith("**NVIDIA H200**, `article`") and f"(@/results/{folder}/a.json)" in shown
     assert [each for each in words if each not in shown] == []
     data["observed"].popitem()
-    assert pages.TABLES[table](kept(tmp_path, f"{name}.json", data)) == absent
+    assert pages.TABLES[table](kept(tmp_path, f"{folder}/a.json", data)) == absent
 
 
 def test_kernels_are_counted_by_op_and_stand_beside_copies_in_a_step(tmp_path: Path) -> None:
@@ -297,20 +283,17 @@ def test_kernels_are_counted_by_op_and_stand_beside_copies_in_a_step(tmp_path: P
 # ---- what documents name ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in pages.list_documents(ROOT) if path.stem != "log"], ids=lambda path: path.stem
-)
-def test_no_document_but_the_log_links_a_stopped_run_or_one_of_few_generations(
-    stored: Committed, path: Path
-) -> None:
+def test_no_document_but_the_log_links_a_stopped_run_or_one_of_few_generations(stored: Committed) -> None:
     charts = {stored.find_chart(each).removesuffix(".md") for each in stored.best.values()}
     wrong = []
-    text = path.read_text(encoding="utf-8")
-    for name in sorted(set(re.findall(r"\bresults/([\w./-]+)\.(?:md|json|png|txt)\b", text))):
-        if name.startswith("charts/"):
-            wrong += [name] * (name not in charts and not name.startswith("charts/gpus-article"))
-        elif (stored.root / f"{name}.json").is_file() and not name.startswith("ladder/"):
-            wrong += [name] * bool(find_shortfall(json.loads((stored.root / f"{name}.json").read_text())))
+    for path in pages.list_documents(ROOT):
+        text = "" if path.stem == "log" else path.read_text(encoding="utf-8")
+        for name in sorted(set(re.findall(r"\bresults/([\w./-]+)\.(?:md|json|png|txt)\b", text))):
+            file = stored.root / f"{name}.json"
+            if name.startswith("charts/"):
+                wrong += [name] * (name not in charts and not name.startswith("charts/gpus-article"))
+            elif file.is_file() and not name.startswith("ladder/"):
+                wrong += [name] * bool(find_shortfall(json.loads(file.read_text())))
     assert wrong == []
 
 

@@ -18,7 +18,7 @@ from kernels.test_ops import derivatives, drawn, error
 from ladder.publish.export import drop_in, package
 
 ROOT = Path(__file__).resolve().parents[2]
-ORIGIN = package.Origin(root=ROOT, version="1.2.3", commit="0" * 40)
+ORIGIN = package.Origin(version="1.2.3", commit="0" * 40)
 PARENT = "dropped_in"  # another name than NVIDIA's, so that both are modules of one process
 F1331 = (1.0, 3.0, 3.0, 1.0)
 Ops = SimpleNamespace  # by name: the five modules

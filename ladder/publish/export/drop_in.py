@@ -21,7 +21,7 @@ SHARED = "prepared"  # goes into the package
 
 def render_files(origin: Origin) -> dict[str, str]:
     """Return the path of each file below `torch_utils` -> its text. The same sources give the same files."""
-    texts = package.render_package(origin, package.choose_ops(origin.root, OPS))
+    texts = package.render_package(origin, [*OPS])
     texts[f"{SHARED}.py"] = _read_source(SHARED).replace("\nfrom kernels.", "\nfrom .")
     texts["README.md"] = _render_page(origin) + texts["README.md"].partition("\n")[2]
     texts = {f"{FOLDER}/{PACKAGE}/{path}": text for path, text in texts.items()}

@@ -13,12 +13,14 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import NamedTuple
 
 from ladder.core import files, git
 from ladder.core.errors import UserError
 from ladder.core.starting import ROOT, read_version, shorten_path
 
+KERNELS = ROOT / "kernels"
 ALL = "all"  # among the names of ops
 # Names of this project, of what an export needs, and of operators that PyTorch registers itself.
 TAKEN = {
@@ -34,18 +36,9 @@ EVERYWHERE = {
 ADDED = ("LICENSE", "README.md", "dispatch.py", "test_ops.py")  # go into every package
 
 
-class Op(NamedTuple):
-    """One public function of `kernels`."""
-
-    name: str
-    module: str  # below `kernels`, dotted
-    function: str  # its name there; an alias has another
-
-
 class Origin(NamedTuple):
     """The state of this project that an export is made from."""
 
-    root: Path
     version: str
     commit: str | None  # 40 digits, with " (dirty)" behind them if files have changed; None without git
 
@@ -53,49 +46,36 @@ class Origin(NamedTuple):
 def read_origin() -> Origin:
     """Return the state of this checkout, which an export names."""
     commit, dirty = git.commit_of(ROOT)
-    return Origin(ROOT, read_version(), f"{commit} (dirty)" if commit and dirty else commit)
+    return Origin(read_version(), f"{commit} (dirty)" if commit and dirty else commit)
 
 
 # ---- the ops -----------------------------------------------------------------------------------------------------
 
 
-def list_ops(root: Path) -> dict[str, Op]:
-    """Return name -> op of everything that `kernels` offers with a reference, read from its `__init__.py`."""
-    modules, aliases = {}, {}
-    for node in ast.parse((root / "kernels" / "__init__.py").read_bytes()).body:
-        if isinstance(node, ast.ImportFrom) and node.module:
-            modules |= {alias.name: node.module for alias in node.names}
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
-            aliases |= {target.id: node.value.id for target in node.targets if isinstance(target, ast.Name)}
-    functions = {name: name for name in modules} | aliases
-    return {
-        name: Op(name, modules[function], function)
-        for name, function in sorted(functions.items())
-        if f"{name}_reference" in functions
-    }
+def list_ops() -> dict[str, FunctionType]:
+    """Return name -> function of everything that `kernels` offers with a reference. An alias has another's function."""
+    import kernels
+
+    names = vars(kernels)
+    return {name: function for name, function in sorted(names.items()) if f"{name}_reference" in names}
 
 
-def summarize_ops(root: Path) -> dict[str, str]:
-    """Return op -> the first sentence of its docstring."""
-    sentences = {}
-    for op in list_ops(root).values():
-        source = (root / "kernels").joinpath(*op.module.split(".")).with_suffix(".py").read_bytes()
-        functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
-        paragraph = (ast.get_docstring(functions[op.function]) or "").partition("\n\n")[0]
-        sentences[op.name] = re.split(r"(?<=[.]) (?=[A-Z])", " ".join(paragraph.split()))[0]
-    return sentences
+def summarize_op(function: FunctionType) -> str:
+    """Return the first sentence of an op's docstring."""
+    paragraph = (function.__doc__ or "").partition("\n\n")[0]
+    return re.split(r"(?<=[.]) (?=[A-Z])", " ".join(paragraph.split()))[0]
 
 
-def choose_ops(root: Path, names: Iterable[str]) -> list[Op]:
-    """Return the ops of these names in order, and all if "all" is among them. Raises UserError for an unknown name."""
-    known, names = list_ops(root), {*names}
+def choose_ops(names: Iterable[str]) -> list[str]:
+    """Return these ops in order, and all if "all" is among them. Raises UserError for an unknown name."""
+    known, names = list_ops(), {*names}
     if unknown := sorted(names - {*known, ALL}):
         like = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"did you mean {like[0]!r}?" if like else "`ladder export --list` names all"
         raise UserError(f"--ops: there is no op {unknown[0]!r}; {hint}")
     if not names:
         raise UserError("--ops names no op; `ladder export --list` names all")
-    return [op for name, op in known.items() if name in names or ALL in names]
+    return [name for name in known if name in names or ALL in names]
 
 
 def check_name(package: str) -> None:
@@ -103,78 +83,17 @@ def check_name(package: str) -> None:
     is_plain = package.isascii() and package.isidentifier() and not package.startswith("__")
     if not is_plain or keyword.iskeyword(package):
         raise UserError(f"--package: {package!r} is no name that Python can import")
-    if package in TAKEN or package in sys.stdlib_module_names or _is_installed(package):
+    spec = importlib.util.find_spec(package)
+    # A folder of the working folder, without code, is no module.
+    places = [*(spec.submodule_search_locations or ())] if spec and spec.origin is None else []
+    is_installed = spec is not None and (
+        spec.origin is not None or any(Path(place).parent != Path.cwd() for place in places)
+    )
+    if package in TAKEN or package in sys.stdlib_module_names or is_installed:
         raise UserError(f"--package: {package!r} is the name of another module, which would be hidden")
 
 
-def _is_installed(name: str) -> bool:
-    """Return whether a module has this name. A folder of the working folder, without code, is no module."""
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is not None:
-        return spec is not None
-    return any(Path(place).parent != Path.cwd() for place in spec.submodule_search_locations or ())
-
-
 # ---- the files ---------------------------------------------------------------------------------------------------
-
-
-def export(origin: Origin, folder: Path, ops: list[Op], package: str) -> list[Path]:
-    """Write the package into `folder`, whole or not at all, and return its files.
-
-    Raises:
-        UserError: a name that is taken, or a folder that is not empty or that cannot be written.
-    """
-    check_name(package)
-    return write(folder, package, render_package(origin, ops))
-
-
-def write(folder: Path, name: str, texts: Mapping[str, str]) -> list[Path]:
-    """Write files, by their paths, into `folder/name`, whole or not at all, and return them. Raises UserError."""
-    temporary, is_new = folder / f".{name}.tmp", not folder.exists()
-    try:
-        if not is_new and any(folder.iterdir()):
-            raise UserError(f"{shorten_path(folder)} is not empty; name a new folder")
-        for path, text in texts.items():
-            (temporary / path).parent.mkdir(parents=True, exist_ok=True)
-            (temporary / path).write_text(text, encoding="utf-8", newline="\n")
-        temporary.rename(folder / name)
-    except OSError as error:
-        shutil.rmtree(folder if is_new else temporary, ignore_errors=True)
-        raise UserError(f"{shorten_path(folder)}: cannot be written: {error.strerror or error}") from None
-    return [folder / name / path for path in texts]
-
-
-def render_package(origin: Origin, ops: list[Op]) -> dict[str, str]:
-    """Return the path of each file within the package -> its text. The same sources give the same files."""
-    kernels = origin.root / "kernels"
-    paths = list_files(kernels, [*ADDED, *(f"{op.module.replace('.', '/')}.py" for op in ops)])
-    sources = [kernels / path for path in paths if path.endswith(".py")]
-    texts = {path: (kernels / path).read_text(encoding="utf-8") for path in paths}
-    return texts | {"__init__.py": _render_init(origin, ops, files.digest_sources(kernels, sources))}
-
-
-def list_files(package: Path, start: Iterable[str]) -> list[str]:
-    """Return the paths of these files of a package and of all that they import from it, sorted.
-
-    The package's own `__init__.py` is left out.
-    """
-    paths: set[str] = set()
-    waiting = {package / path for path in start}
-    while waiting:
-        path = waiting.pop()
-        paths.add(path.relative_to(package).as_posix())
-        places = {path.parent / "__init__.py"}
-        for node in ast.walk(ast.parse(path.read_bytes() if path.suffix == ".py" else "")):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                place = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
-                places |= {place.with_suffix(".py"), *(place / f"{each.name}.py" for each in node.names)}
-        waiting |= {
-            place
-            for place in places - {package / "__init__.py"}
-            if place.is_file() and place.relative_to(package).as_posix() not in paths
-        }
-    return sorted(paths)
-
 
 _INIT = """\
 {summary}
@@ -204,23 +123,78 @@ __all__ = {public}
 """
 
 
-def _render_init(origin: Origin, ops: list[Op], digest: str) -> str:
-    """Return the `__init__.py` of a package with these ops."""
-    names = [op.name for op in ops]
-    references = [f"{name}_reference" for name in names]
-    least = PYTORCH if {*names} <= EVERYWHERE else PYTORCH_FUSED
+def export(origin: Origin, folder: Path, ops: list[str], package: str) -> list[Path]:
+    """Write the package into `folder`, whole or not at all, and return its files.
+
+    Raises:
+        UserError: a name that is taken, or a folder that is not empty or that cannot be written.
+    """
+    check_name(package)
+    return write(folder, package, render_package(origin, ops))
+
+
+def write(folder: Path, name: str, texts: Mapping[str, str]) -> list[Path]:
+    """Write files, by their paths, into `folder/name`, whole or not at all, and return them. Raises UserError."""
+    temporary, is_new = folder / f".{name}.tmp", not folder.exists()
+    try:
+        if not is_new and any(folder.iterdir()):
+            raise UserError(f"{shorten_path(folder)} is not empty; name a new folder")
+        for path, text in texts.items():
+            (temporary / path).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / path).write_text(text, encoding="utf-8", newline="\n")
+        temporary.rename(folder / name)
+    except OSError as error:
+        shutil.rmtree(folder if is_new else temporary, ignore_errors=True)
+        raise UserError(f"{shorten_path(folder)}: cannot be written: {error.strerror or error}") from None
+    return [folder / name / path for path in texts]
+
+
+def render_package(origin: Origin, ops: list[str]) -> dict[str, str]:
+    """Return the path of each file within the package -> its text. The same sources give the same files."""
+    functions = {name: function for name, function in list_ops().items() if name in ops}
+    modules = {name: function.__module__.partition(".")[2] for name, function in functions.items()}
+    paths = list_files(KERNELS, [*ADDED, *(f"{module.replace('.', '/')}.py" for module in modules.values())])
+    texts = {path: (KERNELS / path).read_text(encoding="utf-8") for path in paths}
+    least = PYTORCH if {*ops} <= EVERYWHERE else PYTORCH_FUSED
     imports = [
-        f"from .{op.module} import {op.function} as {op.name}, {op.function}_reference as {op.name}_reference"
-        for op in sorted(ops, key=lambda op: op[1:])
+        f"from .{modules[name]} import {function.__name__} as {name},"
+        f" {function.__name__}_reference as {name}_reference"
+        for name, function in sorted(functions.items(), key=lambda op: (modules[op[0]], op[1].__name__))
     ]
-    return _INIT.format(
-        summary=textwrap.fill(f'"""Ops for StyleGAN-style networks: {", ".join(names)}.', 110),
+    texts["__init__.py"] = _INIT.format(
+        summary=textwrap.fill(f'"""Ops for StyleGAN-style networks: {", ".join(functions)}.', 110),
         least=least,
         words=".".join(map(str, least)),
         imports="\n".join(imports),
         version=origin.version,
         commit=origin.commit,
-        digest=digest,
-        names=json.dumps(names, indent=4),
-        public=json.dumps(sorted(["OPS", "SOURCE_DIGEST", *names, *references]), indent=4),
+        digest=files.digest_sources(KERNELS, [KERNELS / path for path in paths if path.endswith(".py")]),
+        names=json.dumps([*functions], indent=4),
+        public=json.dumps(
+            sorted(["OPS", "SOURCE_DIGEST", *ops, *(f"{name}_reference" for name in ops)]), indent=4
+        ),
     )
+    return texts
+
+
+def list_files(package: Path, start: Iterable[str]) -> list[str]:
+    """Return the paths of these files of a package and of all that they import from it, sorted.
+
+    The package's own `__init__.py` is left out.
+    """
+    paths: set[str] = set()
+    waiting = {package / path for path in start}
+    while waiting:
+        path = waiting.pop()
+        paths.add(path.relative_to(package).as_posix())
+        places = {path.parent / "__init__.py"}
+        for node in ast.walk(ast.parse(path.read_bytes() if path.suffix == ".py" else "")):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                place = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+                places |= {place.with_suffix(".py"), *(place / f"{each.name}.py" for each in node.names)}
+        waiting |= {
+            place
+            for place in places - {package / "__init__.py"}
+            if place.is_file() and place.relative_to(package).as_posix() not in paths
+        }
+    return sorted(paths)

@@ -24,8 +24,8 @@ from ladder.publish.export import package
 from tests.support.commands import refused, succeed
 
 ROOT = Path(__file__).resolve().parents[3]
-ORIGIN = package.Origin(root=ROOT, version="1.2.3", commit="0" * 40)
-OPS = sorted(package.list_ops(ROOT))
+ORIGIN = package.Origin(version="1.2.3", commit="0" * 40)
+OPS = sorted(package.list_ops())
 NAMESPACES = ("kernels", "exported_all", "outer_inner_exported_two")
 # An interpreter without this project: its packages, and those that are named, cannot be imported.
 ALONE = """
@@ -43,8 +43,8 @@ sys.path.insert(0, sys.argv[1])
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ModuleType, ModuleType]]:
     """All ops under one name, and two ops within another package, imported into this process."""
     folder = tmp_path_factory.mktemp("exports")
-    package.export(ORIGIN, folder / "a", package.choose_ops(ROOT, ["all"]), "exported_all")
-    two = package.choose_ops(ROOT, ["bias_act", "upfirdn2d"])
+    package.export(ORIGIN, folder / "a", package.choose_ops(["all"]), "exported_all")
+    two = package.choose_ops(["bias_act", "upfirdn2d"])
     package.export(ORIGIN, folder / "outer" / "inner", two, "exported_two")
     before = [*sys.path]
     sys.path[:0] = [str(folder / "a"), str(folder)]
@@ -80,7 +80,7 @@ def check_imports(texts: dict[str, str]) -> None:
 def test_a_package_needs_nothing_of_this_project_and_writes_nothing(tmp_path: Path, lacks: str) -> None:
     """On a CPU every op is plain PyTorch, differentiable twice, with Triton and without."""
     names = ["all"] if lacks else ["bias_act", "conv2d", "power_iteration"]
-    written = package.export(ORIGIN, tmp_path / "out", package.choose_ops(ROOT, names), "mine")
+    written = package.export(ORIGIN, tmp_path / "out", package.choose_ops(names), "mine")
     code = (
         "import mine, mine.test_ops, torch\n"
         "mine.test_ops.check(mine.OPS, 'cpu')\n"
@@ -97,7 +97,7 @@ def test_a_package_needs_nothing_of_this_project_and_writes_nothing(tmp_path: Pa
 
 
 def test_a_package_imports_nothing_of_ours_and_names_no_place() -> None:
-    texts = package.render_package(ORIGIN, package.choose_ops(ROOT, ["all"]))
+    texts = package.render_package(ORIGIN, package.choose_ops(["all"]))
     check_imports(texts)
     for path in {*texts} - {"__init__.py"}:
         assert texts[path] == (ROOT / "kernels" / path).read_text(), path  # as it stands
@@ -186,23 +186,21 @@ def test_the_compiler_sees_each_packages_own_operators(exports: tuple[ModuleType
 # ---- the sources -------------------------------------------------------------------------------------------------
 
 
-def test_the_digest_follows_the_sources_of_the_exported_ops(tmp_path: Path) -> None:
+def test_the_digest_follows_the_sources_of_the_exported_ops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(ROOT / "kernels", tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
-    origin = package.Origin(root=tmp_path, version="1.2.3", commit="0" * 40)
+    monkeypatch.setattr(package, "KERNELS", tmp_path / "kernels")
 
-    def digests() -> list[str]:
-        made = [
-            package.render_package(origin, package.choose_ops(tmp_path, [name]))
-            for name in ("bias_act", "conv2d")
-        ]
-        return [re.findall(r'SOURCE_DIGEST = "(\w+)"', texts["__init__.py"])[0] for texts in made]
+    def digest(name: str) -> str:
+        text = package.render_package(ORIGIN, package.choose_ops([name]))["__init__.py"]
+        return re.findall(r'SOURCE_DIGEST = "(\w+)"', text)[0]
 
-    before = digests()
-    assert before == digests() and before[0] != before[1]
+    before = [digest("bias_act"), digest("conv2d")]
+    assert before == [digest("bias_act"), digest("conv2d")] and before[0] != before[1]
     with (tmp_path / "kernels/pointwise/bias_act.py").open("a") as source:
         source.write("# one more line\n")
-    after = digests()
-    assert after[0] != before[0] and after[1] == before[1]
+    assert digest("bias_act") != before[0] and digest("conv2d") == before[1]
 
 
 # ---- refused -----------------------------------------------------------------------------------------------------
@@ -259,7 +257,7 @@ def test_a_write_that_fails_leaves_nothing(
         (tmp_path / "out").mkdir()
     monkeypatch.setattr(Path, "rename", fail)
     with pytest.raises(UserError, match="No space left on device"):
-        package.export(ORIGIN, tmp_path / "out", package.choose_ops(ROOT, ["conv2d"]), "mine")
+        package.export(ORIGIN, tmp_path / "out", package.choose_ops(["conv2d"]), "mine")
     assert [path.name for path in tmp_path.rglob("*")] == ([] if is_new else ["out"])
 
 
@@ -268,7 +266,7 @@ def test_a_write_that_fails_leaves_nothing(
 
 def test_the_page_of_a_package_has_an_example_of_each_op_that_runs(tmp_path: Path) -> None:
     """On the fused kernels themselves, in Triton's interpreter."""
-    package.export(ORIGIN, tmp_path / "out", package.choose_ops(ROOT, ["all"]), "mine")
+    package.export(ORIGIN, tmp_path / "out", package.choose_ops(["all"]), "mine")
     page = (tmp_path / "out" / "mine" / "README.md").read_text()
     examples = "\n".join(re.findall(r"```python\n(.+?)```", page, re.DOTALL))
     assert sorted({*re.findall(r"ops\.(\w+)\(", examples)}) == OPS

@@ -244,9 +244,7 @@ def _serve(f: Tensor | None, up: tuple[int, int], down: tuple[int, int], bound: 
         if is_capturing():
             return "a filter that is seen first inside the capture of a CUDA graph"
         at, version = id(f), 0 if f.is_inference() else f._version
-        known = _Known(
-            weakref.ref(f, lambda _: _known.pop(at, None)), version, _factorize(f.detach().cpu().tolist()), {}
-        )
+        known = _Known(weakref.ref(f, lambda _: _known.pop(at, None)), version, _factorize(f), {})
         if not f.is_inference():  # an inference tensor counts no versions
             _known[at] = known
     if isinstance(known.taps, str):
@@ -256,31 +254,27 @@ def _serve(f: Tensor | None, up: tuple[int, int], down: tuple[int, int], bound: 
     return known
 
 
-def _factorize(values: list[Any]) -> _Taps | str:
-    """Return the taps of a filter that is given as a row, or as a matrix of rank one."""
-    if not isinstance(values[0], list):
-        return _Taps(tuple(values), 1.0, 0.0)
-    size = max(abs(value) for row in values for value in row)
+def _factorize(f: Tensor) -> _Taps | str:
+    """Return the taps of a filter that is a row, or a matrix of rank one."""
+    values = f.detach().cpu().double()
+    if values.dim() == 1:
+        return _Taps(tuple(values.tolist()), 1.0, 0.0)
+    (height, width), size = values.shape, float(values.abs().max())
     if size == 0:
-        return _Taps((0.0,) * len(values), 0.0, 0.0) if len(values) == len(values[0]) else "a filter of zeros"
+        return _Taps((0.0,) * width, 0.0, 0.0) if height == width else "a filter of zeros"
     # The largest value stands where the column and the row that make the matrix are largest.
-    at, along = next(
-        (y, x) for y, row in enumerate(values) for x, value in enumerate(row) if abs(value) == size
-    )
-    column, row = [each[along] for each in values], [each / values[at][along] for each in values[at]]
-    if _measure_error(values, column, row) > ROUNDING * size:
-        return f"a {len(values)}x{len(row)} filter of rank above 1"
-    if len(column) == len(row):
-        peak = max(range(len(row)), key=lambda n: abs(values[n][n]))
-        taps = [each / values[peak][peak] for each in values[peak]] if values[peak][peak] else row
-        error = _measure_error(values, [values[peak][peak] * each for each in taps], taps) / size
+    y, x = divmod(values.abs().flatten().tolist().index(size), width)
+    row = values[y] / values[y, x]
+    if float((values - torch.outer(values[:, x], row)).abs().max()) > ROUNDING * size:
+        return f"a {height}x{width} filter of rank above 1"
+    if height == width:
+        diagonal = values.diagonal().tolist()
+        gain = max(diagonal, key=abs)
+        taps = values[diagonal.index(gain)] / gain if gain else row
+        error = float((values - gain * torch.outer(taps, taps)).abs().max()) / size
         if error <= ROUNDING:
-            return _Taps(tuple(taps), values[peak][peak], error)
+            return _Taps(tuple(taps.tolist()), gain, error)
     return "a filter with other taps along x than along y"
-
-
-def _measure_error(values: list[list[float]], column: list[float], row: list[float]) -> float:
-    return max(abs(values[y][x] - a * b) for y, a in enumerate(column) for x, b in enumerate(row))
 
 
 def _compute(
