@@ -9,7 +9,6 @@ import gc
 import math
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,36 +199,43 @@ class _Run:
             settings.out / LOG, PHASES, every=settings.log_every, batch=step.workload.batch, device=settings.device,
             also=also,
         )  # fmt: skip
-        self.seed = settings.seed
-        self.before = 0.0  # seconds of training in the loaded checkpoint
-        self.started = 0.0
+        self.seed, self.before, self.started = (
+            settings.seed,
+            0.0,
+            0.0,
+        )  # seconds of training in the checkpoint; begin
         self.saved: int | None = None  # the step of the checkpoint on disk
         self.is_disk_full = False  # whether a checkpoint could not be written
         self.kept: dict[str, checkpoint.Tensors] | None = None  # buffers of NVIDIA's networks
         self.copy = checkpoint.Copy()
         if content is not None:
-            self._restore(content)
+            path = settings.resume
+            checkpoint.restore_step(path, content, step)
+            self.seed, self.before, self.kept = content["seed"], content["seconds"], content.get("kept")
+            self.saved = step.count if path.resolve() == self.path.resolve() else None
+            self.log.take_up(content["log"])
+            if content["recipe"] != step.recipe.to_dict():
+                self._note("the checkpoint was made with another recipe")
         if (origin := settings.origin) is not None:
             origin.load_into(step)
             self.kept = origin.content.get("kept")
             self._note(f"networks of {origin.path}; step, optimizers and mean path length start fresh")
 
-    def _restore(self, content: Content) -> None:
-        """Go on from a checkpoint."""
-        path = self.settings.resume
-        checkpoint.restore_step(path, content, self.step)
-        self.seed, self.before, self.kept = content["seed"], content["seconds"], content.get("kept")
-        self.saved = self.step.count if path.resolve() == self.path.resolve() else None
-        self.log.take_up(content["log"])
-        if content["recipe"] != self.step.recipe.to_dict():
-            self._note("the checkpoint was made with another recipe")
-
     def train(self) -> Summary:
         """Train up to the last step and return the summary."""
-        self.started = time.perf_counter()
+        self.started, steps = time.perf_counter(), self.settings.steps
         with stop_between() as stopped:
+            any_stopped = self.ranks.share_stop(stopped) if self.ranks else stopped
             try:
-                self._train_until(self.ranks.share_stop(stopped) if self.ranks else stopped)
+                while self.step.count < steps and not any_stopped():
+                    self._train_step()
+                    if self.step.count % self.settings.sample_every == 0 and self.step.count < steps:
+                        self._sample()
+                        self._save()
+                if self.step.count == steps:
+                    self.log.finish()
+                    self._sample()
+                self._save()
             except Diverged as error:
                 raise Diverged(f"{error}; {self._name_checkpoint()}") from None
             except Exception as error:
@@ -239,7 +245,7 @@ class _Run:
                 if problem is None:
                     raise
                 raise UserError(problem) from error
-            if self.step.count < self.settings.steps:
+            if self.step.count < steps:
                 raise self._stop()
         summary: Summary = {
             "step": self.step.count,
@@ -256,18 +262,6 @@ class _Run:
     def _stop(self) -> KeyboardInterrupt:
         self._note(f"stopped after step {self.step.count}: go on with --resume {self.path}")
         return KeyboardInterrupt()
-
-    def _train_until(self, stopped: Callable[[], bool]) -> None:
-        steps = self.settings.steps
-        while self.step.count < steps and not stopped():
-            self._train_step()
-            if self.step.count % self.settings.sample_every == 0 and self.step.count < steps:
-                self._sample()
-                self._save()
-        if self.step.count == steps:
-            self.log.finish()
-            self._sample()
-        self._save()
 
     def _train_step(self) -> None:
         w, index = self.step.workload, self.step.count
