@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from ladder.core import locks
 from ladder.engine import run as measure
 from ladder.results import judging
 from tests.support.fake_runs import (
@@ -25,33 +24,22 @@ from tests.support.fake_runs import (
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_every_fault_is_a_record_and_the_others_go_on(tmp_path: Path) -> None:
-    result = run(
-        tmp_path,
-        {
-            "baseline": {"fault": "raise", "at": "build"},
-            "first": {"sleep": 0.01},
-            "none": None,
-            "memory": {"fault": "oom"},
-            "nan": {"fault": "nan"},
-            "killed": {"fault": "kill"},
-            "ended": {"fault": "exit", "at": "prepare"},
-            "chatty": {"fault": "print"},
-            "untidy": {"fault": "raise", "at": "close"},
-        },
-    )
-    rungs = by_name(result)
-    statuses = ["failed", "ok", "n/a", "oom", "invalid", "failed", "failed", "ok", "ok"]
-    assert [rung["status"] for rung in rungs.values()] == statuses
-    assert rungs["baseline"]["reason"] == "build: RuntimeError: weight of model.py is wrong"
-    assert rungs["none"]["reason"] == "needs a CUDA GPU"
-    assert rungs["memory"]["reason"].startswith("out of memory in visit, at most 0.")
-    assert rungs["nan"]["reason"] == "D_r1: gradient of D.b4.conv.weight is NaN"
-    assert rungs["killed"]["reason"].startswith("visit: worker killed by SIGKILL")
-    assert rungs["ended"]["reason"] == "prepare: worker ended with status 1: no licence"
-    assert all(rung["step_ms"] is None for rung in rungs.values() if rung["status"] != "ok")
-    assert result["baseline"] == "first" and rungs["first"]["speedup_total"] == 1
-    assert rungs["first"]["speedup_previous"] is None and rungs["chatty"]["speedup_previous"] > 1
+def test_a_rung_that_fails_is_a_record_and_the_others_go_on(tmp_path: Path) -> None:
+    """`tests/project/test_faults.py` has the faults. The first rung that can be timed is the baseline."""
+    rungs = {
+        "baseline": {"fault": "raise", "at": "build"},
+        "first": {"sleep": 0.01},
+        "none": None,
+        "chatty": {"fault": "print"},
+        "untidy": {"fault": "raise", "at": "close"},
+    }
+    result = run(tmp_path, rungs)
+    found = by_name(result)
+    assert [found[name]["status"] for name in rungs] == ["failed", "ok", "n/a", "ok", "ok"]
+    assert found["baseline"]["reason"] == "build: RuntimeError: weight of model.py is wrong"
+    assert found["none"]["reason"] == "needs a CUDA GPU" and found["none"]["step_ms"] is None
+    assert result["baseline"] == "first" and found["first"]["speedup_total"] == 1
+    assert found["first"]["speedup_previous"] is None and found["chatty"]["speedup_previous"] > 1
     assert result["complete"] and stored(tmp_path) == result
     assert "someone" not in json.dumps(result) and str(tmp_path) not in json.dumps(result)
     assert result["workload"] == {"name": "fake", "batch": 8, "data": "user-images"}
@@ -149,19 +137,8 @@ def test_twins_of_the_lowest_and_the_highest_rung_are_in_every_round(tmp_path: P
 def test_a_run_is_not_resumed_as_something_else(tmp_path: Path) -> None:
     run(tmp_path, {"a": {}, "b": {}})
     (path,) = tmp_path.glob("*/*.json")
-    before = path.read_bytes()
-    with (
-        locks.folder_lock(path.parent),
-        pytest.raises(measure.UserError, match=r"writing here; wait for it$"),
-    ):
-        run(tmp_path, {"a": {}, "b": {}}, resume=path)
     with pytest.raises(measure.UserError, match=r"ladder\.rungs"):
         run(tmp_path, {"a": {}}, resume=path)
-    data = json.loads(before)
-    data["machine"]["torch"] = "1.0"
-    path.write_text(json.dumps(data))
-    with pytest.raises(measure.UserError, match=r"machine\.torch: 1\.0 and"):
-        run(tmp_path, {"a": {}, "b": {}}, resume=path)
 
 
 def test_rounds_are_added_while_intervals_are_wide_and_the_budget_lasts(tmp_path: Path, monkeypatch) -> None:
