@@ -33,6 +33,7 @@ from ladder.receipts.watch import intercept_launches
 from ladder.studies.kernelbench.cases import DIRECTIONS, Case, parse_case
 from ladder.studies.kernelbench.timing import COLD, EVENTS, GRAPH, HOT, Call, Cuda, Timer
 
+Functions = dict[str, Callable[..., Any]]  # by contender
 OURS, TWIN, PLAIN, COMPILE, COPY = "ours", "twin", "plain", "compile", "copy"
 CONTENDERS = (OURS, PLAIN, COMPILE)
 LEAST_REPEATS, MOST_REPEATS = 5, 9
@@ -110,7 +111,7 @@ class Bench:
             return torch.compile(case.reference(), backend=self.backend, dynamic=False, fullgraph=True)
         return case.fused() if name == OURS else case.plain()
 
-    def _prepare(self, case: Case) -> tuple[list[Row], dict[str, Callable[..., Any]]]:
+    def _prepare(self, case: Case) -> tuple[list[Row], Functions]:
         """Return the rows and the available contenders. Each contender has run twice in every supported direction."""
         inputs = case.tensors(self.gpu.name)
         moved = {d: case.bytes(inputs, d) for d in case.directions}
@@ -119,7 +120,7 @@ class Bench:
         for row in rows:
             row.dispatch = dispatch
             row.notes += filter(None, [self.timer.lukewarm(row.moved)])
-        functions: dict[str, Callable[..., Any]] = {}
+        functions: Functions = {}
         expected: dict[str, list[Tensor | None]] = {}
         for name in (PLAIN, OURS, COMPILE):  # plain first: the others are compared with it
             try:
@@ -153,7 +154,7 @@ class Bench:
         elif row.direction in expected:
             compare_results(results, expected[row.direction])
 
-    def _repeat(self, row: Row, functions: dict[str, Callable[..., Any]], repeat: int) -> None:
+    def _repeat(self, row: Row, functions: Functions, repeat: int) -> None:
         """Add one value for every contender, in random order. The first repeat chooses the method for all of them."""
         for temperature in (COLD, HOT) if repeat < HOT_REPEATS else (COLD,):
             values = self._time_all(row, functions, temperature)
@@ -166,9 +167,7 @@ class Bench:
                 if (OURS if name == TWIN else name) not in row.reasons:
                     row.samples_us[temperature].setdefault(name, []).append(1e6 * seconds)
 
-    def _time_all(
-        self, row: Row, functions: dict[str, Callable[..., Any]], temperature: str
-    ) -> dict[str, float]:
+    def _time_all(self, row: Row, functions: Functions, temperature: str) -> dict[str, float]:
         values, order = {}, [name for name in CONTENDERS if name not in row.reasons]
         if temperature == COLD:
             order += [TWIN] * (OURS in order) + [COPY] * (row.bytes is not None)
@@ -185,9 +184,7 @@ class Bench:
             self.gpu.forget()
         return values
 
-    def time_contender(
-        self, row: Row, name: str, functions: dict[str, Callable[..., Any]], temperature: str
-    ) -> float:
+    def time_contender(self, row: Row, name: str, functions: Functions, temperature: str) -> float:
         """Return the seconds of one call. A row's first copy finds the fastest way to copy at this size."""
         sets = self.timer.sets(row.moved, temperature)
         if name != COPY:
@@ -318,8 +315,6 @@ def compiling() -> contextlib.AbstractContextManager[Any]:
     """Set torch.compile up for a backward that is run repeatedly over the same graph."""
     import torch._functorch.config as functorch
 
-    if not hasattr(functorch, "donated_buffer"):  # an older torch allows retain_graph anyway
-        return contextlib.nullcontext()
     return functorch.patch(donated_buffer=False)  # type: ignore[no-any-return]
 
 
@@ -385,13 +380,10 @@ class Ahead:
         # One thread each: by default Inductor starts a thread for every core in each process.
         env = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         command = [sys.executable, "-c", WORKER, json.dumps(sys.path), self.backend, self.gpu.name]
-        for _ in range(count):
-            self.running.append(
-                subprocess.Popen(
-                    command, env=env, start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                )
-            )  # fmt: skip
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.running = [
+            subprocess.Popen(command, env=env, start_new_session=True, **pipes) for _ in range(count)
+        ]
 
     def compile_theirs(self, names: Sequence[str]) -> list[str]:
         """Compile cases by name, each on the next free process. Return the names that succeeded.

@@ -106,10 +106,15 @@ class UpstreamStep:
             pl_batch_shrink=workload["pl_batch_shrink"], pl_decay=workload["pl_decay"],
             **source.pick_accepted(modules.loss.StyleGAN2Loss, **nets, pl_no_weight_grad=True),
         )  # fmt: skip
-        self.updates = [
-            *self._updates_of("G", self.G, "pl_interval"),
-            *self._updates_of("D", self.D, "r1_interval"),
-        ]
+        self.updates: list[tuple[str, Any, Any, int]] = []
+        for name, module, interval in (
+            ("G", self.G, workload["pl_interval"]),
+            ("D", self.D, workload["r1_interval"]),
+        ):
+            share = interval / (interval + 1)  # lazy regularization scales learning rate and betas
+            betas = [workload[key] ** share for key in ("beta1", "beta2")]
+            adam = torch.optim.Adam(module.parameters(), lr=workload["lr"] * share, betas=betas, eps=1e-8)
+            self.updates += [(f"{name}main", module, adam, 1), (f"{name}reg", module, adam, interval)]
         self.images = self._images(seed)
         self.data_capacity = WORKERS * PREFETCH if workload["data"] else 0
         self.number = self.seen = 0
@@ -117,8 +122,7 @@ class UpstreamStep:
     def _networks(self) -> tuple[Any, Any]:
         ours, networks = self.workload, self.modules.networks
         size = {key: ours[key] for key in ("channel_base", "channel_max")}
-        clamp = ours.get("conv_clamp") or CLAMP
-        size |= {"conv_clamp": clamp, "num_fp16_res": self.fp16_resolutions}
+        size |= {"conv_clamp": ours.get("conv_clamp") or CLAMP, "num_fp16_res": self.fp16_resolutions}
         both = {"c_dim": 0, "img_resolution": ours["resolution"], "img_channels": 3}
         mapping = {"num_layers": ours["mapping_layers"], "w_avg_beta": ours["w_avg_beta"]}
         latent = {"z_dim": ours["z_dim"], "w_dim": ours["w_dim"]}
@@ -129,13 +133,6 @@ class UpstreamStep:
             networks.Generator(**latent, **both, **options, mapping_kwargs=mapping),
             networks.Discriminator(**both, **size, epilogue_kwargs={"mbstd_group_size": ours["mbstd_group"]}),
         )
-
-    def _updates_of(self, name: str, module: Any, interval: str) -> list[tuple[str, Any, Any, int]]:
-        every = self.workload[interval]
-        share = every / (every + 1)  # lazy regularization scales learning rate and betas
-        betas = [self.workload[key] ** share for key in ("beta1", "beta2")]
-        adam = torch.optim.Adam(module.parameters(), lr=self.workload["lr"] * share, betas=betas, eps=1e-8)
-        return [(f"{name}main", module, adam, 1), (f"{name}reg", module, adam, every)]
 
     def _images(self, seed: int) -> Any:
         """Yield batches of uint8 images without end. Without data it repeats one random batch."""
@@ -149,9 +146,8 @@ class UpstreamStep:
             xflip=self.workload["flips"],
         )
         # NVIDIA's endless sampler does not run with today's torch, so this loop shuffles before each pass.
-        order = torch.utils.data.RandomSampler(
-            data, num_samples=2**40, generator=torch.Generator().manual_seed(seed)
-        )
+        shuffle = torch.Generator().manual_seed(seed)
+        order = torch.utils.data.RandomSampler(data, num_samples=2**40, generator=shuffle)
         # Ours, from its file: in this process `stylegan_lite` is a package that stands for NVIDIA's.
         path = ROOT / "stylegan_lite" / "dataworkers.py"
         spec = importlib.util.spec_from_file_location("ladder.studies.upstream.dataworkers", path)
