@@ -131,6 +131,7 @@ class Session:
         self._save = save
         self._stack = contextlib.ExitStack()
         self._shared: dict[Any, Any] = {}
+        self._is_settled = False
 
     @functools.cached_property
     def _sitting(self) -> tuple[Any, Any]:
@@ -158,6 +159,13 @@ class Session:
             worker.call("build", workload=workload, recipe=recipe, device=self.job.device, seed=seed, **more)
             worker.call("prepare")
             yield worker
+
+    def settle(self) -> None:
+        """Wait, at the first call, until nothing of ours disturbs a measurement: importing loads the CPU."""
+        if not self._is_settled:
+            self._is_settled = True
+            self.pool.wait()
+            self.visits.look_around()
 
     def report(self, line: str) -> None:
         """Print a line for the user on stderr."""

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -171,7 +171,7 @@ ladder map --resume results/map/MACHINE-article-article-partial.json
         from ladder.engine.pool import WorkerFailure
 
         job = session.job
-        session.share(_settle)
+        session.settle()
         recipe = make_recipes(job)[tuple(case.out)]
         task = looks.Task(job.workload | case.sizes, recipe, job.device, job.options.seed)
 
@@ -276,14 +276,6 @@ def make_recipes(job: Job) -> dict[Out, Fields]:
             f"--rung: {' and '.join(pair)} are not apart in ladder {rungs.ladder}: take another pair"
         )
     return recipes
-
-
-@contextlib.contextmanager
-def _settle(session: Session) -> Iterator[None]:
-    """Wait until nothing else disturbs the first look."""
-    session.pool.wait()
-    session.visits.look_around()
-    yield
 
 
 # --- the report -------------------------------------------------------------------------------------------------------

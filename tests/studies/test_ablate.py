@@ -24,7 +24,7 @@ from ladder.studies.ablate import LARGEST, PARITY, STUDY, Options, list_subsets,
 from ladder.studies.ablate.record import Figures, is_beyond_noise
 from tests.support import committed, servers
 from tests.support import made_up_ablation as made_up
-from tests.support.commands import call, refused
+from tests.support.commands import call
 from tests.support.made_up_ablation import ARTICLE, GAINS, TOGETHER, look, of_ablation, planted
 from tests.support.small import LEAST
 
@@ -167,14 +167,6 @@ def test_the_error_comes_from_fresh_processes_and_a_common_shift_is_no_error(who
     assert "too few subsets repeated" in STUDY.list_cautions(read(of_ablation(MACHINE, ARTICLE[:3])))[-1]
 
 
-def test_other_kernels_in_a_fresh_process_are_a_caution():
-    data = of_ablation(MACHINE)
-    assert STUDY.list_cautions(read(data)) == []
-    again = next(each for key, each in data["observed"].items() if key.endswith(ablate.AGAIN))
-    again["look"]["kernels"] = 3400.0
-    assert "1 of 13 subsets launched other numbers of kernels" in STUDY.list_cautions(read(data))[-1]
-
-
 def test_orders_that_pass_a_subset_without_a_time_do_not_count():
     names = ARTICLE[:3]
     found = derive(of_ablation(MACHINE, names, kept=lambda subset: subset != frozenset({names[2]})))
@@ -292,15 +284,6 @@ def test_a_subset_that_fails_has_a_reason_and_is_tried_again(least, fake, tmp_pa
     assert Figures(frame.read_file(STUDY, path)).total.orders == 2
 
 
-def test_without_a_time_at_either_end_nothing_else_is_tried(least, fake, monkeypatch):
-    def void(*_):
-        raise WorkerFailure("invalid", fake.append("void") or "the profiler saw no kernels")
-
-    monkeypatch.setattr(looks.Onlooker, "look", void)
-    assert "base has a time: the profiler saw no kernels" in call("ablate", *least).stderr
-    assert fake[1:] == ["void"] * 2
-
-
 def test_a_ladder_that_fails_parity_is_not_measured(least, fake, tmp_path, monkeypatch):
     monkeypatch.setattr(inspection.Cache, "get", lambda self, recipe: None)
     calls = []
@@ -322,12 +305,6 @@ def test_stored_runs_of_the_machine_stand_beside(on_a_gpu, monkeypatch):
     assert "leave-one-out" in {each.mode for each in beside}
     graphs = next(each for each in beside if each.rung == "cuda_graphs")
     assert graphs.wall and graphs.wall > 1  # how much more is the host's
-
-
-def test_too_few_rungs_are_one_line(least, tmp_path):
-    ladder = {"rungs": ["baseline", "channels_last", "cuda_graphs"]}
-    (tmp_path / "two.yaml").write_text(yaml.safe_dump(ladder))
-    assert "fewer than two of its rungs run here" in refused("ablate", *least)
 
 
 @pytest.mark.gpu

@@ -6,7 +6,6 @@ import contextlib
 import json
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 import yaml
 
@@ -122,19 +121,6 @@ def test_the_article_s_policy_is_held_against_the_fastest_recipe(cells):
 def test_out_of_memory_is_the_value_of_a_cell(cells):
     assert mapping.make_table(cells, "channels_last", "wall").rows[-1][-1] == "oom"
     assert "3 of 80 rows ran out of memory." in mapping.list_findings(cells)
-
-
-def test_a_void_gpu_time_is_told_where_the_cell_has_no_gain():
-    data, why = of_map(MACHINE), "GPU time of 88.56 ms in a step of 87.37 ms"
-    data["observed"]["64x64, batch 4, whole ladder"]["look"].update(gpu_ms=None, gpu_void=why)
-    cells = mapping.Cells(read(data))
-    assert mapping.make_table(cells, "channels_last", "gpu").rows[1][1] == "void"
-    assert mapping.make_table(cells, "channels_last", "wall").rows[1][1] != "void"
-    assert f"GPU time is void in 1 of 80 rows: {why}." in mapping.list_findings(cells)
-
-
-def test_a_chart_of_nothing_is_drawn():
-    assert STUDY.draw(msgspec.structs.replace(read(of_map(MACHINE)), observed={}), "svg")
 
 
 @pytest.mark.parametrize(

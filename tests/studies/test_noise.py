@@ -71,11 +71,6 @@ def test_each_clock_says_which_change_it_can_show() -> None:
     assert gpu.between == pytest.approx(0.001, rel=0.5) and gpu.inside == 0
 
 
-def test_more_generations_see_more() -> None:
-    few, many = (STUDY.derive(file_of(0.02, 0.001, number)).wall.resolution for number in (3, 12))
-    assert many < few
-
-
 def test_generations_that_agree_by_chance_do_not_hide_how_the_cycles_scatter() -> None:
     """Three generations whose two copies differ by a thousandth, of cycles that differ by a tenth."""
     copies: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
@@ -123,20 +118,6 @@ def test_two_generations_say_nothing_yet() -> None:
     file = file_of(0.02, 0.001, 2)
     assert STUDY.derive(file).wall.resolution is None and "nothing is known yet" in STUDY.summarize(file)[1]
     assert any("fewer than three generations" in line for line in STUDY.list_cautions(file))
-
-
-@pytest.mark.parametrize(
-    ("held", "words"),
-    [
-        (Clocks(asked=True, locked_mhz=1485), "locked at 1485 MHz"),
-        (Clocks(asked=True, reason="no permission"), "the clock was not locked: no permission"),
-    ],
-)
-def test_the_page_says_whether_the_clock_was_locked(held: Clocks, words: str) -> None:
-    _, file = read("noise")
-    (key,) = file.cases
-    observed = msgspec.structs.replace(file.observed[key], clocks=held)
-    assert words in frame.render_page(STUDY, msgspec.structs.replace(file, observed={key: observed}))
 
 
 def test_rounds_that_no_genuine_machine_makes_are_refused() -> None:

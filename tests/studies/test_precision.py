@@ -53,12 +53,6 @@ def test_a_search_that_is_cut_short_or_finds_nothing_says_so():
     assert search(3).find_batch() is None and search(3).settled
 
 
-def test_the_first_try_is_what_half_of_the_memory_holds():
-    assert batch_search.first(8, 5.0, 140.0) == 64
-    assert batch_search.first(8, 0, 140.0) == batch_search.first(8, 5.0, None) == 8
-    assert batch_search.group_of({"mbstd_group": 4}, {"micro_batches": 2}) == 8
-
-
 def make_job(device="cpu", **options):
     return Job(device, "least", Workload.from_dict(LEAST).to_dict(), None, {}, Options(**options), None)
 

@@ -6,10 +6,7 @@ import itertools
 import json
 import os
 import random
-import shutil
 import signal
-import subprocess
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,12 +17,11 @@ from ladder.engine.groups import Group
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.machine import system
 from ladder.plan import needs
-from ladder.studies import frame, scale
+from ladder.studies import frame
 from ladder.studies.scale import STUDY, count_gpus, measure
 from ladder.studies.scale.record import WAYS, derive_points, list_points, list_short
 from tests.support import committed, made_up_scaled, servers
 from tests.support.commands import call
-from tests.support.repositories import commit_all, git
 from tests.support.small import LITTLE
 
 kept_servers = servers.kept_servers
@@ -56,11 +52,7 @@ def written(folder):
 
 
 def list_generations(file):
-    return {
-        (case.way, case.gpus): [run.generation for run in file.observed[key].runs] if key in file.observed else []
-        for key, case in file.cases.items()
-        if case.kind == "point"
-    }  # fmt: skip
+    return {(each.way, each.gpus): [run.generation for run in each.runs] for each in derive_points(file)}
 
 
 # --- ways and points --------------------------------------------------------------------------------------------------
@@ -93,20 +85,16 @@ def test_a_batch_that_so_many_gpus_cannot_share_is_not_applicable():
     assert [point.processes for point in parallel] == [1, 1]
 
 
-def test_all_ways_of_a_scaling_are_alive_together_as_far_as_the_cores_go():
+@pytest.mark.parametrize(("cores", "sizes"), [(9, [3, 3]), (8, [1, 1, 2, 2]), (1, [1] * 6)])
+def test_all_ways_of_a_scaling_are_alive_together_as_far_as_the_cores_go(cores, sizes):
+    """Each way has three processes."""
     points = list_points(("top", "ddp", "flat"), ABLE, LITTLE_DEMOD, [1, 2], ("weak", "strong"), 8)
     cases = {case.key: case for case in points}
-
-    def series(cores):
-        shifts = measure.list_shifts(list(cases), cases, cores, random.Random(0))
-        assert sorted(key for each in shifts for key in each) == sorted(cases)
-        return [{cases[key].series for key in each} for each in shifts]
-
-    assert sorted(len(each) for each in series(9)) == [3, 3]  # three processes of a way
-    assert all(len({scaling for _, scaling in each}) == 1 for each in series(99))
-    assert sorted(len(each) for each in series(8)) == [1, 1, 2, 2]
-    assert [len(each) for each in series(1)] == [1] * 6  # a way is always allowed
-    assert len({str(measure.list_shifts(list(cases), cases, 99, random.Random(k))) for k in range(9)}) > 1
+    shifts = measure.list_shifts(list(cases), cases, cores, random.Random(0))
+    assert sorted(key for each in shifts for key in each) == sorted(cases)
+    series = [{cases[key].series for key in each} for each in shifts]
+    assert sorted(map(len, series)) == sizes
+    assert all(len({scaling for _, scaling in each}) == 1 for each in series)
 
 
 @pytest.mark.parametrize(
@@ -141,15 +129,12 @@ def test_efficiency_is_images_a_second_and_gpu_beside_the_fewest_gpus(data):
     assert points["top", "weak", 1].low is None
 
 
-def test_several_gpus_beside_themselves_have_no_efficiency_in_table_or_chart(data):
+def test_several_gpus_beside_themselves_have_no_efficiency(data):
     """The fewest GPUs of a way are 100% of themselves: a point at 1.0 would read as perfect scaling."""
     file = read(data)
     file = msgspec.structs.replace(file, cases={k: case for k, case in file.cases.items() if case.gpus > 1})
     column = {tuple(row[:3]): row[6] for row in next(iter(STUDY.list_tables(file))).rows}
     assert column["top", "weak", 2] is None and column["top", "weak", 4] > 0.9
-    assert scale.draw_figure(file, derive_points(file)).axes[0].containers
-    file = msgspec.structs.replace(file, cases={k: case for k, case in file.cases.items() if case.gpus == 4})
-    assert not scale.draw_figure(file, derive_points(file)).axes[0].containers
 
 
 def test_one_point_of_too_few_generations_is_named_with_its_gpus(data):
@@ -249,32 +234,14 @@ def test_a_rank_that_dies_takes_its_point_out_and_the_others_go_on(tmp_path, mon
         return real(group)
 
     monkeypatch.setattr(Group, "cycle", cycle)
-    arguments = [
-        "flat",
-        *"--gpus 1,2 --scaling strong --total 8 --generations 1 --visits 1 --no-proof".split(),
-    ]
-    result = run(tmp_path, *arguments)
+    arguments = "flat --gpus 1,2 --scaling strong --total 8 --generations 1 --visits 1 --no-proof"
+    result = run(tmp_path, *arguments.split())
     _, file = written(tmp_path)
     assert result.exit_code == 1 and file.is_complete
     alone, both = derive_points(file)
     assert alone.status == "ok" and alone.batch == both.batch == 8
     assert both.status == "failed" and both.reason.startswith("rank 1 of 2: visit: worker killed by SIGKILL")
     assert "parity and receipts" not in str(frame.list_cautions(STUDY, file))  # only of ways that have a time
-
-
-@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_run_that_is_ended_while_groups_prepare_calls_none_of_them_failed(
-    tmp_path, monkeypatch, kept_servers
-):
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(measure.futures, "wait", interrupt)
-    once = "--gpus 1,2 --scaling weak --generations 1 --visits 1 --no-proof".split()
-    result = run(tmp_path, "flat", *once)
-    _, file = written(tmp_path)
-    assert result.exit_code == 130 and not file.is_complete and file.observed == {}
-    assert [(point.status, point.reason) for point in derive_points(file)] == [("n/a", "not measured")] * 2
 
 
 @pytest.mark.gpu
@@ -447,19 +414,6 @@ def test_a_stopped_run_keeps_whole_generations_and_measures_only_what_is_missing
     assert all(len(each) == 4 for each in list_generations(written(tmp_path)[1]).values())
 
 
-def test_a_generation_that_not_all_gpus_have_is_measured_anew(data):
-    data["observed"]["top, weak, 4"]["runs"].pop()
-    file = read(data)
-    kept = STUDY.pick_kept(file)
-    assert {len(each.runs) for key, each in kept.items() if key.startswith("top, weak")} == {2}
-    assert {len(each.runs) for key, each in kept.items() if key.startswith("ddp, weak")} == {3}
-    observed = {key: each for key, each in file.observed.items() if key != "top, weak, 4"}
-    assert "top, weak, 2" not in STUDY.pick_kept(msgspec.structs.replace(file, observed=observed))
-    observed["top, weak, 4"] = scale.Observed(status="failed", reason="a rank died")
-    kept = STUDY.pick_kept(msgspec.structs.replace(file, observed=observed))
-    assert len(kept["top, weak, 2"].runs) == 3 and "top, weak, 4" not in kept
-
-
 def test_a_budget_ends_after_a_whole_generation_and_is_gone_on_with(tmp_path, fakes):
     result = run(tmp_path, "ddp", "flat", *OPTIONS, "--budget", "1e-9")
     assert result.exit_code == 130 and "the budget allows 1 of 3 generations" in result.output
@@ -471,24 +425,3 @@ def test_a_budget_ends_after_a_whole_generation_and_is_gone_on_with(tmp_path, fa
     path, _ = written(tmp_path)
     result = run(tmp_path, "--visits", "5", "--resume", path)
     assert result.exit_code == 2 and "leave it out" in result.output
-
-
-def test_make_scale_goes_on_with_files_of_this_checkout_alone_and_tells_that_a_part_failed(tmp_path):
-    """A stopped run that was committed is another machine's: `ladder scale` would refuse it in every checkout."""
-    if not shutil.which("make"):
-        pytest.skip("make is not installed")
-    shutil.copy(Path(__file__).parents[2] / "Makefile", tmp_path)
-    scaled, python = tmp_path / "results" / "scaled", tmp_path / "python"
-    scaled.mkdir(parents=True)
-    (scaled / "theirs-stylegan2-1024-top-flat-weak-partial.json").write_text("{}")
-    python.write_text('#!/bin/sh\necho "$@" >> said\ncase "$*" in *strong*) exit 2; esac\n')
-    python.chmod(0o755)
-    git(tmp_path, "init", "-q")
-    commit_all(tmp_path, "theirs")
-    (scaled / "ours-article-b32-top-ddp-weak-partial.json").write_text("{}")
-    command = ["make", "scale", "NO_VENV=1", f"PYTHON={python}", "GPUS=1,4,8"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    weak, strong, large = (tmp_path / "said").read_text().splitlines()
-    assert weak.endswith("--resume results/scaled/ours-article-b32-top-ddp-weak-partial.json")
-    assert "--gpus 8 " in large and "--resume" not in strong + large
-    assert ended.returncode == 2, ended.stderr

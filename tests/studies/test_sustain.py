@@ -29,14 +29,10 @@ STATE = {"sm_mhz": 1980.0, "power_w": 690.0, "temperature_c": 55, "reasons": ["p
 
 def rung(seconds, watts=None, joules_a_second=None, ms=20.0):
     """Return a followed rung with a row every two seconds: six cycles of 20 ms a step, and a pause of 80 ms."""
-    ats = [2.0 * k for k in range(int(seconds / 2) + 1)]
-    state = STATE | {"power_w": watts}
-    rows = [
-        make_window(
-            at, 5 * [ms / 1000], state, None if joules_a_second is None else at * joules_a_second, lead_in=1
-        )
-        for at in ats
-    ]
+    rows = []
+    for at in [2.0 * k for k in range(int(seconds / 2) + 1)]:
+        used_j = None if joules_a_second is None else at * joules_a_second
+        rows.append(make_window(at, 5 * [ms / 1000], STATE | {"power_w": watts}, used_j, lead_in=1))
     return with_rows(rows)
 
 
@@ -85,10 +81,8 @@ def test_a_step_beyond_the_gpu_or_no_row_at_all_is_refused():
     name = next(iter(file.observed))
     rows = [msgspec.structs.replace(row, step_ms=row.step_ms / 1000) for row in file.observed[name].windows]
     for observed, words in ((rows, "faster than this machine"), ([], "contradicts its windows")):
-        changed = msgspec.structs.replace(
-            file, observed={name: msgspec.structs.replace(file.observed[name], windows=observed)}
-        )
-        assert words in frame.find_problem(STUDY, changed)
+        each = msgspec.structs.replace(file.observed[name], windows=observed)
+        assert words in frame.find_problem(STUDY, msgspec.structs.replace(file, observed={name: each}))
 
 
 def test_a_rung_is_followed_by_real_workers(tmp_path, monkeypatch):

@@ -32,23 +32,8 @@ from ladder.show.table import Column, Table
 from ladder.show.themes import LIGHT
 from ladder.stats.shapley import NOTHING, Subset
 from ladder.studies import frame
-from ladder.studies.ablate.record import (
-    AGAIN,
-    GPU,
-    LEAST_PAIRS,
-    MOST_RUNGS,
-    PARITY,
-    WALL,
-    Beside,
-    Case,
-    Figures,
-    File,
-    Observed,
-    Options,
-    Pair,
-    is_beyond_noise,
-    time_ms,
-)
+from ladder.studies.ablate import record
+from ladder.studies.ablate.record import AGAIN, PARITY, Case, Figures, File, Observed, Options
 from ladder.studies.base import Session, Study
 
 if TYPE_CHECKING:
@@ -114,20 +99,30 @@ def list_subsets(
 ) -> dict[Subset, tuple[str, ...]]:
     """Return the subsets to measure, each with the rungs that were to be left out of a longer ladder.
 
-    The ends come first, then the others by chance, so that drift is noise.
+    The ends come first, then the others by chance, so that drift is noise. Of a short ladder a subset is left out where
+    its recipe is impossible, or where it lacks what a rung in it rests on.
 
     Args:
         savings: what each rung of a longer ladder saves when it alone is left out; None while that is unknown.
     """
-    names = [*rungs.changes]
+    from ladder.plan import catalog
+    from stylegan_lite.config import ConfigError, Recipe, Workload
+
+    names, chance = [*rungs.changes], random.Random(job.options.seed)
     subsets: dict[Subset, tuple[str, ...]] = {frozenset(names): (), NOTHING: ()}
-    if len(names) <= MOST_RUNGS:
-        inner = [each for n in range(1, len(names)) for each in itertools.combinations(names, n)]
-        allowed = [frozenset(each) for each in inner if is_allowed(job, rungs, frozenset(each))]
-        random.Random(job.options.seed).shuffle(allowed)
+    if len(names) <= record.MOST_RUNGS:
+        workload, allowed = Workload.from_dict(job.workload), list[Subset]()
+        needed = {name: {*catalog.load_rung(name).rests_on} & {*names} for name in names}
+        for subset in (each for n in range(1, len(names)) for each in itertools.combinations(names, n)):
+            with contextlib.suppress(ConfigError):
+                recipe = Recipe.from_dict(rungs.make_recipe(subset))
+                recipe.refuse_on(job.device)
+                recipe.refuse_for(workload)
+                allowed += [frozenset(subset)] if all(needed[name] <= {*subset} for name in subset) else []
+        chance.shuffle(allowed)
         return subsets | dict.fromkeys(allowed, ())
     outs: list[tuple[str, ...]] = [(name,) for name in names]
-    random.Random(job.options.seed).shuffle(outs)
+    chance.shuffle(outs)
     largest = sorted(savings or {}, key=lambda name: -(savings or {})[name])[:LARGEST]
     whole = rungs.make_recipe(names)
     for out in [*outs, *itertools.combinations(largest, 2)]:
@@ -135,24 +130,6 @@ def list_subsets(
         if rungs.make_recipe(left) != whole:  # else the other rungs contain its change
             subsets.setdefault(left, out)
     return subsets
-
-
-def is_allowed(job: Job, rungs: Changes, subset: Subset) -> bool:
-    """Return whether the recipe of a subset is possible, and has all that each rung in it rests on."""
-    from ladder.plan import catalog
-    from stylegan_lite.config import ConfigError, Recipe, Workload
-
-    for name in subset:
-        needed = catalog.load_rung(name).rests_on
-        if any(each in rungs.changes and each not in subset for each in needed):
-            return False
-    try:
-        recipe = Recipe.from_dict(rungs.make_recipe(subset))
-        recipe.refuse_on(job.device)
-        recipe.refuse_for(Workload.from_dict(job.workload))
-    except ConfigError:
-        return False
-    return True
 
 
 def pick_again(measured: Iterable[Subset], seed: int) -> list[Subset]:
@@ -243,7 +220,8 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
 
     def describe(self, observation: Observed) -> str:
         look = observation.look
-        return "" if look is None else f"{texts.format_ms(time_ms(look, GPU if look.gpu_ms else WALL))} ms"
+        ms = look and record.time_ms(look, record.GPU if look.gpu_ms else record.WALL)
+        return f"{texts.format_ms(ms)} ms" if ms else ""
 
     def derive(self, file: File) -> Any:
         figures, parity = Figures(file), Figures(file).parity
@@ -271,7 +249,7 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
         if len({*sets}) < len(sets) or not frozenset().union(*sets) <= {*figures.rungs}:
             yield "cases: a subset is there twice, or has rungs that the ladder lacks"
         for key, each in file.observed.items():
-            if each.look and time_ms(each.look, figures.clock) is None:
+            if each.look and record.time_ms(each.look, figures.clock) is None:
                 yield f"{key}: no {figures.clock} time"
             if key != PARITY and (each.status == "ok") != (each.look is not None):
                 yield f"{key}: {each.status} contradicts its look"
@@ -285,7 +263,7 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
             lines.append(
                 f"{others} of {len(both)} subsets launched other numbers of kernels in a fresh process"
             )
-        if len(both) < LEAST_PAIRS:
+        if len(both) < record.LEAST_PAIRS:
             lines.append("too few subsets repeated in fresh processes: no intervals")
         return lines
 
@@ -364,13 +342,12 @@ def _open_onlooker(session: Session) -> Iterator[Onlooker]:
     """Yield the one process of all subsets, begun once nothing else disturbs it."""
     from ladder.engine.looks import Onlooker
 
-    session.visits.look_around()
-    session.pool.wait()  # its importing would disturb a CPU
+    session.settle()
     with contextlib.closing(Onlooker(session.pool)) as onlooker:
         yield onlooker
 
 
-def read_beside(job: Job, changes: Changes) -> list[Beside]:
+def read_beside(job: Job, changes: Changes) -> list[record.Beside]:
     """Return what the best stored solo and leave-one-out runs of this machine say of the rungs."""
     from ladder.plan import content, modes
     from ladder.results import ranking
@@ -386,7 +363,7 @@ def read_beside(job: Job, changes: Changes) -> list[Beside]:
         for rung in best.rungs if best else ():
             wall, gpu = rung.gain, rung.gpu_gain
             if best and rung.name in changes.changes and (wall or gpu):
-                each = Beside(mode=cast(Any, mode), started=best.started, rung=rung.name)
+                each = record.Beside(mode=cast(Any, mode), started=best.started, rung=rung.name)
                 each = replace(each, wall=wall.ratio, wall_interval=wall.interval) if wall else each
                 beside.append(replace(each, gpu=gpu.ratio, gpu_interval=gpu.interval) if gpu else each)
     return beside
@@ -407,13 +384,13 @@ def _show(log: float | None) -> str:
     return texts.fine_factor(_factor(log))
 
 
-def _rank_pair(pair: Pair) -> float:
+def _rank_pair(pair: record.Pair) -> float:
     return -abs(pair.gain or 0.0)
 
 
 def describe_clock(figures: Figures) -> str:
     """Return the name of the clock."""
-    return "GPU time" if figures.clock == GPU else "wall time on a CPU"
+    return "GPU time" if figures.clock == record.GPU else "wall time on a CPU"
 
 
 def make_table(figures: Figures) -> Table:
@@ -460,7 +437,7 @@ def list_findings(figures: Figures) -> list[str]:
             f" {_show(most.least)} to {_show(most.most)} from its worst place to its best."
         )
     known = [each for each in figures.pairs if each.gain is not None]
-    sure = [each for each in known if is_beyond_noise(each, noise, len(figures.pairs))]
+    sure = [each for each in known if record.is_beyond_noise(each, noise, len(figures.pairs))]
     if pair := min(sure, key=_rank_pair, default=None):
         findings.append(
             f"{pair.first} and {pair.second} act on each other most: together they gain {_show(pair.gain)} the product"
@@ -539,22 +516,20 @@ def _draw_bars(axes: Any, figures: Figures) -> None:
         axes.barh(place, value, 0.56, color=LIGHT.busy if value >= 0 else LIGHT.article, zorder=2)
         span = [] if each.least is None or each.most is None else [each.least, each.most]
         stair = [] if each.staircase is None else [each.staircase]
+        ends, diamond = interval or [], {"marker": "D", "markersize": 5, "markeredgecolor": LIGHT.ground}
         axes.plot(span, [place + 0.37] * len(span), color=LIGHT.muted, linewidth=1.4, zorder=3)
-        axes.plot(interval or [], [place] * len(interval or []), color=LIGHT.ink, linewidth=1.2, zorder=4)
-        axes.plot(
-            stair, [place] * len(stair), marker="D", markersize=5, color=LIGHT.ink, zorder=5,
-            markeredgecolor=LIGHT.ground,
-        )  # fmt: skip
-        end = max([value, 0.0, *span, *stair, *(interval or [])])
-        axes.annotate(
-            f"{math.exp(value):.3f}x", (end, place), xytext=(5, 0), textcoords="offset points", va="center",
-            fontsize=8.5, color=LIGHT.ink,
-        )  # fmt: skip
+        axes.plot(ends, [place] * len(ends), color=LIGHT.ink, linewidth=1.2, zorder=4)
+        axes.plot(stair, [place] * len(stair), color=LIGHT.ink, zorder=5, **diamond)
+        end, beside = (
+            max([value, 0.0, *span, *stair, *ends]),
+            {"xytext": (5, 0), "textcoords": "offset points"},
+        )
+        words = f"{math.exp(value):.3f}x"
+        axes.annotate(words, (end, place), **beside, va="center", fontsize=8.5, color=LIGHT.ink)
     axes.set_yticks(range(len(figures.worth)), [each.rung for each in figures.worth])
     axes.set_ylim(len(figures.worth) - 0.4, -0.6)
     low, high = axes.get_xlim()
-    low, high = min(low, -0.004), high + 0.18 * (high - min(low, 0))
+    axes.set_xlim(min(low, -0.004), high + 0.18 * (high - min(low, 0)))
     axes.axvline(0, color=LIGHT.muted, linewidth=0.8, zorder=1)
-    axes.set_xlim(low, high)
     axes.xaxis.set_major_formatter(lambda log, _: f"{math.exp(log):.2f}x")
     drawing.clear_axes(axes, "x")

@@ -26,20 +26,8 @@ from ladder.results.file import OUT
 from ladder.stats import answers, estimates, nested
 from ladder.stats.answers import Answer, Quantity
 from ladder.stats.nested import Difference
-from ladder.studies.commits.record import (
-    BASE,
-    CYCLES,
-    GENERATION,
-    HEAD,
-    SIDES,
-    TWIN,
-    Answered,
-    File,
-    Judged,
-    JudgedRung,
-    Program,
-    Protocol,
-)
+from ladder.studies.commits import record
+from ladder.studies.commits.record import BASE, HEAD, SIDES, TWIN, Program
 
 LEAST_ROUNDS, MOST_ROUNDS = nested.LEAST_GENERATIONS, nested.MOST_GENERATIONS
 ENOUGH = 0.02  # the slowdown that is to be seen, if twelve rounds can; captured rungs are there after three
@@ -104,7 +92,7 @@ def find_resolution(of: Quantity, rung: str) -> float | None:
     return None if floor is None else floor.resolution
 
 
-def wants_rounds(file: File, alive: Iterable[str]) -> bool:
+def wants_rounds(file: record.File, alive: Iterable[str]) -> bool:
     """Return whether one more round is worth it: below twelve, while a slowdown of 2% of a living rung might be missed.
 
     The widths of the intervals and the floors decide, never the places of the intervals. GPU time decides where it is
@@ -123,7 +111,7 @@ def wants_rounds(file: File, alive: Iterable[str]) -> bool:
 # --- the programs of a file -------------------------------------------------------------------------------------------
 
 
-def list_programs(file: File) -> dict[str, Program]:
+def list_programs(file: record.File) -> dict[str, Program]:
     """Return the rungs on each side by name, with what all generations showed."""
     observed = [file.observed[key] for key in sorted(file.observed, key=read_number)]
     programs = {}
@@ -146,7 +134,7 @@ def list_programs(file: File) -> dict[str, Program]:
 
 
 def read_number(generation: str) -> int:
-    return int(generation.removeprefix(GENERATION))
+    return int(generation.removeprefix(record.GENERATION))
 
 
 def is_alive(programs: Programs, rung: str, side: str) -> bool:
@@ -161,7 +149,7 @@ def is_alive(programs: Programs, rung: str, side: str) -> bool:
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def judge(file: File) -> Judged:
+def judge(file: record.File) -> record.Judged:
     """Return the verdicts of each rung, computed from the programs' raw rounds."""
     programs, case, device = list_programs(file), next(iter(file.cases.values())), file.machine.device
     wall, gpu = (derive_answers(programs, device, is_gpu=is_gpu) for is_gpu in (False, True))
@@ -177,26 +165,28 @@ def judge(file: File) -> Judged:
             is_broken = sides[BASE].status == "ok" and head.status in OUT and not is_throttled
             of_wall, of_gpu = replace(of_wall, reason=reason, verdict=BROKEN if is_broken else None), None
         title = catalog.load_rung(rung).title if rung in catalog.list_rungs() else rung
-        rungs.append(JudgedRung(name=rung, title=title, gpu=of_gpu, **structs.asdict(of_wall)))
+        rungs.append(record.JudgedRung(name=rung, title=title, gpu=of_gpu, **structs.asdict(of_wall)))
     notes = ["kernels and stylegan_lite are the same in both commits: whatever differs is noise"]
-    rules = Protocol(
-        file.options.rounds is not None, len(file.observed), CYCLES, CYCLE_STEPS, file.options.seed
+    rules = record.Protocol(
+        file.options.rounds is not None, len(file.observed), record.CYCLES, CYCLE_STEPS, file.options.seed
     )
-    return Judged(
+    return record.Judged(
         base=case.base, head=case.head, protocol=rules, rungs=rungs, programs=list(programs.values()),
         gpu=next((each.gpu for each in reversed(file.observed.values()) if each.gpu), None),
         notes=notes if case.base.measured_code == case.head.measured_code else [],
     )  # fmt: skip
 
 
-def derive_answers(programs: Programs, device: str, *, is_gpu: bool) -> dict[str, Answered]:
+def derive_answers(programs: Programs, device: str, *, is_gpu: bool) -> dict[str, record.Answered]:
     """Return what wall or GPU time shows of each rung."""
     times_by_rung, of = read_quantity(programs, device, is_gpu=is_gpu)
     decided, answered = decide(of, times_by_rung), {}
     for rung, times in times_by_rung.items():
         answer, rounds = decided.get(rung), len(list_complete(times))
         base_ms = estimates.median([*times[BASE].values(), *times[TWIN].values()])
-        shown = Answered(base_ms=base_ms, head_ms=estimates.median(list(times[HEAD].values())), rounds=rounds)
+        shown = record.Answered(
+            base_ms=base_ms, head_ms=estimates.median(list(times[HEAD].values())), rounds=rounds
+        )
         if answer is not None and answer.effect is not None and answer.interval is not None:
             answered[rung] = replace(
                 shown, verdict=answer.verdict, ratio=math.exp(answer.effect), confidence=answer.confidence,
@@ -220,18 +210,18 @@ def read_quantity(programs: Programs, device: str, *, is_gpu: bool) -> tuple[Map
     return times, build_quantity(times, kinds, is_gpu=is_gpu)
 
 
-def list_slower(rung: JudgedRung) -> list[str]:
+def list_slower(rung: record.JudgedRung) -> list[str]:
     """Return the quantities in which HEAD made a rung slower: wall time, GPU time."""
     both = ((WALL, rung), (GPU, rung.gpu))
     return [of for of, answer in both if answer and answer.verdict == answers.SLOWER]
 
 
-def list_alarms(result: Judged) -> list[JudgedRung]:
+def list_alarms(result: record.Judged) -> list[record.JudgedRung]:
     """Return the rungs that HEAD made slower or broke, and that nobody accepted."""
     return [each for each in result.rungs if (each.verdict == BROKEN or list_slower(each)) and not each.known]
 
 
-def find_status(result: Judged) -> int:
+def find_status(result: record.Judged) -> int:
     """Return the exit status: 0 same, faster or too close to tell; 1 slower or broken; 2 no rung has a verdict."""
     if list_alarms(result):
         return SLOWER

@@ -30,25 +30,9 @@ from ladder.show.table import Column, Table
 from ladder.stats import answers, rounds_budget
 from ladder.studies import frame
 from ladder.studies.base import Session, Study
-from ladder.studies.commits import checkouts, judging, known
+from ladder.studies.commits import checkouts, judging, known, record
 from ladder.studies.commits.judging import BROKEN, GPU, LEAST_ROUNDS, MOST_ROUNDS, WALL
-from ladder.studies.commits.record import (
-    BASE,
-    CYCLES,
-    GENERATION,
-    HEAD,
-    SIDES,
-    TWIN,
-    Answered,
-    Case,
-    Choice,
-    Commit,
-    File,
-    Judged,
-    Observed,
-    Options,
-    Visit,
-)
+from ladder.studies.commits.record import BASE, HEAD, Case, File, Observed, Options
 
 if TYPE_CHECKING:
     from ladder.engine.outcomes import Program, Visited
@@ -125,7 +109,7 @@ ladder bench-compare --report results/compare/FILE.json --markdown comment.md"""
                 count = done
             elif options.rounds is None and done >= LEAST_ROUNDS and fits and done < MOST_ROUNDS:
                 count = done + judging.wants_rounds(file, alive)
-        return {f"{GENERATION}{number + 1}": case for number in range(count)}
+        return {f"{record.GENERATION}{number + 1}": case for number in range(count)}
 
     def observe_all(self, session: Session) -> None:
         """Make the generations that the file lacks, whatever the budget of the first three."""
@@ -135,7 +119,7 @@ ladder bench-compare --report results/compare/FILE.json --markdown comment.md"""
     def observe(self, session: Session, key: str, case: Case) -> Observed:
         """Make one generation."""
         sitting = session.share(open_sitting)
-        programs, visits = judging.list_programs(session.file), dict[str, Visit]()
+        programs, visits = judging.list_programs(session.file), dict[str, record.Visit]()
 
         def is_due(program: Program) -> bool:
             return judging.is_alive(programs, program.rung, program.side)
@@ -175,7 +159,7 @@ ladder bench-compare --report results/compare/FILE.json --markdown comment.md"""
         case = next(iter(file.cases.values()))
         return [*super().name_file(file), case.base.commit[:8], case.head.commit[:8]]
 
-    def derive(self, file: File) -> Judged:
+    def derive(self, file: File) -> record.Judged:
         """Return the verdicts, with what this checkout accepts."""
         case = next(iter(file.cases.values()))
         entries = known.list_in_force(known.read_entries(), case.base.commit, case.head.commit)
@@ -232,9 +216,9 @@ def plan_case(job: Job) -> Case:
     """
     options: Options = job.options
 
-    def resolve(name: str, side: str) -> Commit:
+    def resolve(name: str, side: str) -> record.Commit:
         commit = checkouts.commit_of(name, side)
-        return Commit(commit, text.make_display(name), checkouts.read_hashes(commit))
+        return record.Commit(commit, text.make_display(name), checkouts.read_hashes(commit))
 
     base, head = resolve(options.base or "main", "BASE"), resolve(options.head or "HEAD", "HEAD")
     names = shared.split_names(options.rungs) or []
@@ -252,41 +236,43 @@ def open_sitting(session: Session) -> Iterator[Sitting]:
 
     job, case = session.job, next(iter(session.file.cases.values()))
     with checkouts.checked_out([case.base.commit, case.head.commit]) as (base, head):
-        code = {BASE: base, TWIN: base, HEAD: head}
+        code = {BASE: base, record.TWIN: base, HEAD: head}
         programs = [
             Program(f"{rung} {side}", rung, side, job.workload, recipe, code[side])
             for rung, recipe in case.recipes.items()
-            for side in SIDES
+            for side in record.SIDES
         ]
         rounds = Interleaved(
-            job.device, cycles=CYCLES, seed=job.options.seed, torch=job.device == "cuda",
+            job.device, cycles=record.CYCLES, seed=job.options.seed, torch=job.device == "cuda",
             on_wait=lambda: session.report("waiting for another run on this device"),
         )  # fmt: skip
         with contextlib.closing(rounds), stop_on_sigterm():
             yield Sitting(programs, rounds)
 
 
-def make_visit(visited: Visited, is_first: bool) -> Visit:
+def make_visit(visited: Visited, is_first: bool) -> record.Visit:
     """Return the outcome of a program. What its processes share is kept of the first; BASE again needs no profile."""
     if visited.round is None:
         reason = text.make_display(visited.reason or "no reason was given")
-        return Visit(status=visited.status, reason=reason)  # type: ignore[arg-type]
+        return record.Visit(status=visited.status, reason=reason)  # type: ignore[arg-type]
     if not is_first:
-        return Visit(round=visited.round)
-    choices = None if visited.choices is None else read_record(list[Choice], text.fit_texts(visited.choices))
-    profile = visited.profile if visited.program.side != TWIN else None
-    return Visit(round=visited.round, settings=visited.settings, choices=choices, profile=profile)
+        return record.Visit(round=visited.round)
+    choices = (
+        None if visited.choices is None else read_record(list[record.Choice], text.fit_texts(visited.choices))
+    )
+    profile = visited.profile if visited.program.side != record.TWIN else None
+    return record.Visit(round=visited.round, settings=visited.settings, choices=choices, profile=profile)
 
 
 def find_problems(file: File) -> Iterator[str]:
     """Yield what no genuine comparison holds."""
     first = next(iter(file.cases.values()))
-    names = {f"{rung} {side}" for rung in first.recipes for side in SIDES}
+    names = {f"{rung} {side}" for rung in first.recipes for side in record.SIDES}
     for rung, recipe in first.recipes.items():
         if problem := identity.find_recipe_problem(recipe, f"cases.recipes.{rung}"):
             yield problem
     for number, (key, case) in enumerate(file.cases.items()):
-        if key != f"{GENERATION}{number + 1}" or case != first:
+        if key != f"{record.GENERATION}{number + 1}" or case != first:
             yield f"cases.{text.escape_controls(key)}: not the generation after the one before it"
     for key, observed in file.observed.items():
         for name, visit in observed.programs.items():
@@ -309,14 +295,14 @@ def break_mentions(markdown: str) -> str:
     return markdown.replace("@", "@\u200b").replace("\\#", "\\#\u200b")
 
 
-def derive_change(answer: Answered) -> tuple[float | None, list[float] | None]:
+def derive_change(answer: record.Answered) -> tuple[float | None, list[float] | None]:
     """Return how much more time HEAD takes, as a share (a positive one is slower), and the interval of that."""
     if answer.ratio is None or not answer.interval:
         return None, None
     return 1 / answer.ratio - 1, [1 / bound - 1 for bound in reversed(answer.interval)]
 
 
-def describe_verdict(answer: Answered) -> str:
+def describe_verdict(answer: record.Answered) -> str:
     """Return the verdict, "less than X%" with its X, or why there is none."""
     if answer.verdict == BROKEN:
         return f"broken: {answer.reason}"
@@ -325,7 +311,7 @@ def describe_verdict(answer: Answered) -> str:
     return answer.verdict or f"no verdict: {answer.reason}"
 
 
-def conclude(judged: Judged) -> str:
+def conclude(judged: record.Judged) -> str:
     """Return the exit status in a line, with the quantity that shows it."""
     status = judging.find_status(judged)
     if status == judging.SLOWER:
@@ -335,7 +321,7 @@ def conclude(judged: Judged) -> str:
     return "nothing was measured: no rung has a verdict" if status == judging.NOTHING else "nothing is slower"
 
 
-def explain_differences(judged: Judged) -> list[str]:
+def explain_differences(judged: record.Judged) -> list[str]:
     """Return that both commits are one, what a difference of GPU work consists of, and other tuning choices."""
     lines = [*judged.notes]
     by_name = {f"{each.rung} {each.side}": each for each in judged.programs}

@@ -21,7 +21,7 @@ from ladder.engine import rounds as interleaving
 from ladder.machine import stillness
 from ladder.stats import answers
 from ladder.studies import frame
-from ladder.studies.commits import judging, study
+from ladder.studies.commits import judging, record, study
 from ladder.studies.commits.judging import BROKEN, HEAD, SIDES, TWIN, judge
 from ladder.studies.commits.record import BASE, Judged
 from ladder.studies.commits.study import STUDY
@@ -195,7 +195,7 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         assert file.is_complete
         return judge(file)
 
-    monkeypatch.setattr(study, "CYCLES", 1)
+    monkeypatch.setattr(record, "CYCLES", 1)
     return run
 
 
