@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from ladder.core import files
 from ladder.core.errors import UserError
 from ladder.publish.export import nvidia, package
 from ladder.publish.export.package import Origin
@@ -17,28 +16,50 @@ TOP, FOLDER = "torch_utils", "ops"
 HERE = Path(__file__).parent / "nvidia"
 REPLACED = ("bias_act", "conv2d_gradfix", "conv2d_resample", "fma", "upfirdn2d")
 SHARED = "prepared"  # goes into the package
+PAGE = """# Ops in place of NVIDIA's
+
+Exported by `ladder export --like nvidia` of the StyleGAN2 optimization ladder {version}, commit
+{commit}. The digest of the drop-in files is `{digest}`.
+
+{names} have the names,
+arguments and results of the files in `torch_utils/ops` of NVIDIA's stylegan3 and
+stylegan2-ada-pytorch. They were written anew and contain no code of NVIDIA's. Copy `torch_utils` over a clone's:
+
+    cp -r torch_utils CLONE/
+
+They need Python 3.10 and PyTorch {pytorch} or newer. The `environment.yml` of a clone is older. Nothing is built: the
+ops run as Triton kernels on a CUDA GPU (Triton {triton} or newer), and as plain PyTorch everywhere else and with
+`impl="ref"`. `conv2d_gradfix.enabled` must be True, as in NVIDIA's training loop. A warning names each call that no
+fused op serves, once: filters of rank above 1 or of more than 8 taps, factors above 2, dilation, activations other than
+linear, relu and lrelu.
+
+# The ops below them
+"""
 
 
 def render_files(origin: Origin) -> dict[str, str]:
     """Return the path of each file below `torch_utils` -> its text. The same sources give the same files."""
-    texts = package.render_package(origin, [*OPS])
-    texts[f"{SHARED}.py"] = _read_source(SHARED).replace("\nfrom kernels.", "\nfrom .")
-    texts["README.md"] = _render_page(origin) + texts["README.md"].partition("\n")[2]
-    texts = {f"{FOLDER}/{PACKAGE}/{path}": text for path, text in texts.items()}
+    inside = package.render_package(origin, [*OPS])
+    inside[f"{SHARED}.py"] = _read_source(SHARED).replace("\nfrom kernels.", "\nfrom .")
+    texts = {f"{FOLDER}/{PACKAGE}/{path}": text for path, text in inside.items()}
     for name in REPLACED:
         text = _read_source(name).replace("\nfrom kernels", f"\nfrom .{PACKAGE}")
         text = text.replace(f"\nfrom {nvidia.__name__}.{SHARED} ", f"\nfrom .{PACKAGE}.{SHARED} ")
         texts[f"{FOLDER}/{name}.py"] = text.replace(f"\nfrom {nvidia.__name__} ", "\nfrom . ")
+    page = PAGE.format(
+        version=origin.version,
+        commit=origin.commit or "unknown",
+        digest=digest_files(texts),
+        names=", ".join(f"`{name}.py`" for name in REPLACED),
+        pytorch=".".join(map(str, package.PYTORCH_FUSED)),
+        triton=".".join(map(str, package.TRITON)),
+    )
+    texts[f"{FOLDER}/{PACKAGE}/README.md"] = page + inside["README.md"].partition("\n")[2]
     return dict(sorted(texts.items()))
 
 
 def _read_source(name: str) -> str:
     return (HERE / f"{name}.py").read_text(encoding="utf-8")
-
-
-def digest_sources() -> str:
-    """Return 16 digits of the SHA-256 of the sources of the drop-in files."""
-    return files.digest_sources(HERE, sorted(HERE.glob("*.py")))[:16]
 
 
 def digest_files(texts: Mapping[str, str]) -> str:
@@ -64,27 +85,3 @@ def refuse_patched(clone: Path) -> None:
                 f"{clone}: {TOP}/{FOLDER}/{name}.py comes from `ladder export`, and would be measured as the clone's"
                 f" own: run `git checkout {TOP}` there, or give another clone"
             )
-
-
-def _render_page(origin: Origin) -> str:
-    """Return how to use the files, which stands before the page of the ops."""
-    names = ", ".join(f"`{name}.py`" for name in REPLACED)
-    pytorch, triton = (".".join(map(str, version)) for version in (package.PYTORCH_FUSED, package.TRITON))
-    return f"""# Ops in place of NVIDIA's
-
-Exported by `ladder export --like nvidia` of the StyleGAN2 optimization ladder {origin.version}, commit
-{origin.commit or "unknown"}. The digest of the drop-in files is `{digest_sources()}`.
-
-{names} have the names, arguments and results of the files in `torch_utils/ops` of NVIDIA's stylegan3 and
-stylegan2-ada-pytorch. They were written anew and contain no code of NVIDIA's. Copy `torch_utils` over a clone's:
-
-    cp -r torch_utils CLONE/
-
-They need Python 3.10 and PyTorch {pytorch} or newer. The `environment.yml` of a clone is older. Nothing is built: the
-ops run as Triton kernels on a CUDA GPU (Triton {triton} or newer), and as plain PyTorch everywhere else and with
-`impl="ref"`. `conv2d_gradfix.enabled` must be True, as in NVIDIA's training loop. A warning names each call that no
-fused op serves, once: filters of rank above 1 or of more than 8 taps, factors above 2, dilation, activations other than
-linear, relu and lrelu.
-
-# The ops below them
-"""

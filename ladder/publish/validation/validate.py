@@ -26,6 +26,7 @@ from ladder.core import git
 from ladder.core import records as r
 from ladder.core.errors import UserError
 from ladder.core.paths import ROOT
+from ladder.core.plain import Plain
 from ladder.core.records import (
     Record,
     describe_value,
@@ -149,7 +150,7 @@ KINDS = {
 }
 
 
-def kind_of(data: dict[str, Any]) -> Any:
+def kind_of(data: Plain) -> Any:
     """Return the kind that a file states, or None where it states none. pytest-benchmark's has a key of its own."""
     stated = [data[key] for key in store.KIND_KEYS if key in data]
     if not stated and "benchmarks" in data and "schema" not in data:

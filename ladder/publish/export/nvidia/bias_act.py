@@ -38,7 +38,7 @@ class _Activation(dict[str, Any]):
 
 _passes: dict[Hashable, Pass] = {}  # by the shape and the arguments of a call
 ROOT_2 = math.sqrt(2)
-activation_funcs: dict[str, Any] = {
+activation_funcs = {
     "linear": _Activation(1, lambda x, **_: x, ref=""),
     "relu": _Activation(2, lambda x, **_: F.relu(x), ROOT_2),
     "lrelu": _Activation(3, lambda x, alpha, **_: F.leaky_relu(x, alpha), ROOT_2, 0.2),
@@ -90,8 +90,8 @@ def bias_act(
         raise ValueError(f"b {list(b.shape)} does not fit dimension {dim} of x {list(x.shape)}")
     spec = activation_funcs[act]
     are_numbers = all(each is None or isinstance(each, int | float) for each in (alpha, gain, clamp))
-    alpha = float(spec.def_alpha if alpha is None else alpha)
-    gain = float(spec.def_gain if gain is None else gain)
+    alpha = float(spec["def_alpha"] if alpha is None else alpha)
+    gain = float(spec["def_gain"] if gain is None else gain)
     clamp = None if clamp is None else float(clamp)
     if act == "linear" and b is None and gain == 1 and clamp is None:
         return x
@@ -107,7 +107,7 @@ def bias_act(
         return run_pass(prepared, *inputs)
     if b is not None:
         x = x + b.to(x.dtype).reshape([-1 if each == dim else 1 for each in range(x.dim())])
-    x = spec.func(x, alpha=alpha)
+    x = spec["func"](x, alpha=alpha)
     x = x * gain if gain != 1 else x
     return x if clamp is None else x.clamp(-clamp, clamp)
 

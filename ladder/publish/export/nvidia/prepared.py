@@ -201,7 +201,7 @@ class Pass:
         self.passes: dict[tuple[bool, bool, bool], tuple[Launch, Sums]] = {}
         self.first = self._launch(bias_act_kernel, call.tiling(x, "forward", noise, scale), {})
 
-    def _launch(self, kernel: Any, t: Tiling, more: dict[str, Any]) -> Launch:
+    def _launch(self, kernel: Any, t: Tiling, more: dict[str, bool]) -> Launch:
         call = self.call
         constants = {"SLOPE": call.slope, "GAIN": call.gain, "CLAMP": call.clamp, "DEPENDENT": False} | more
         constants |= {"ACC": tl_accumulator(call.dtype), **t.options}
