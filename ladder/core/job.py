@@ -42,7 +42,7 @@ class RunPlan:
         rounds: generations; by default 3 to 12 as far as the minutes allow (`ladder.stats.rounds_budget`).
         cycles: timed in each process; by default two.
         quick: one timed cycle a process and no second twin. The result is not to be quoted.
-        gpu_memory_gb: memory of a smaller card, which each process is held to (`ladder.engine.lanes`).
+        gpu_memory_gb: memory of a smaller card, which each process is held to (`ladder.engine.rounds`).
         images: facts on a user's images (`ladder.results.identity.of_images`).
         code: another checkout with the measured packages. The inspection does not know it.
         inspect: whether parity and receipts of each rung are checked before it is timed.

@@ -17,14 +17,15 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ladder.core.locks import device_lock
 from ladder.core.plain import Plain
 from ladder.core.records import write_whole
-from ladder.engine import lanes
+from ladder.core.stopping import end_surely
 from ladder.engine.gpu_time import profile_worker
 from ladder.engine.outcomes import Program, Visited
 from ladder.engine.pool import Pool, Worker, WorkerFailure, chooses_kernels, prepare_step
@@ -35,6 +36,9 @@ from ladder.results import record
 from ladder.results.file import Round
 from ladder.stats import estimates
 
+MOST_ALIVE = 32  # processes of a generation, each with its data workers
+SHARE = 0.85  # of the GPU's memory for all processes of a generation
+CONTEXT_BYTES = 2**30  # beside the allocator's: CUDA's context, cuDNN's and cuBLAS's workspaces
 PREPARED = {"cuda": 12}  # programs prepared side by side once their memory is known
 PROFILED_BESIDE = {"cuda": 8}  # processes of which all but one read what they have recorded
 PROVED_BESIDE = {"cuda": 6}  # each with a reference on the GPU
@@ -221,13 +225,13 @@ class Interleaved:
             self._each(self._end)
         finally:
             processes = [process.worker for process in self._alive]
-            lanes.run_each([worker.close for worker in processes], max(1, len(processes)), self._kill)
+            run_each([worker.close for worker in processes], max(1, len(processes)), self._kill)
         by_name = {process.program.name: process for process in self._alive}
         failed, several = self._failed, len(programs) > 1
         for program in programs:
             if program.name in by_name:
                 yield self._outcome(number, by_name[program.name])
-            elif several and lanes.is_unsure(failed[program.name].failure):
+            elif several and is_unsure(failed[program.name].failure):
                 again.append(program)
             else:
                 yield failed[program.name]
@@ -247,7 +251,7 @@ class Interleaved:
                 continue
             held = share_threads(len(lane))
             jobs = [functools.partial(self._prepare, each, held, len(lane)) for each in lane]
-            lanes.run_each(jobs, len(lane), self._kill)
+            run_each(jobs, len(lane), self._kill)
             self._alive[beside:] = sorted(self._alive[beside:], key=lambda each: lane.index(each.program))
 
     def _lane(self, left: Sequence[Program]) -> list[Program]:
@@ -266,13 +270,13 @@ class Interleaved:
         if not alive and len(more) == 1:
             return True
         programs = [*(process.program for process in alive), *more]
-        if len(programs) > lanes.MOST_ALIVE or self.device != "cuda":
-            return len(programs) <= lanes.MOST_ALIVE
+        if len(programs) > MOST_ALIVE or self.device != "cuda":
+            return len(programs) <= MOST_ALIVE
         peaks = [self.peaks.get(each.name) for each in programs]
         known = [peak for peak in peaks if peak is not None]
         unknown = len(peaks) - len(known)
-        needed = sum(known) + unknown * max(known, default=0) + len(peaks) * lanes.CONTEXT_BYTES
-        return needed <= lanes.SHARE * self.memory
+        needed = sum(known) + unknown * max(known, default=0) + len(peaks) * CONTEXT_BYTES
+        return needed <= SHARE * self.memory
 
     def _prepare(self, program: Program, threads: int | None, beside: int) -> None:
         """Build and prepare a program on so many CPU threads."""
@@ -417,7 +421,7 @@ class Interleaved:
             for job in jobs:
                 job()
         else:
-            lanes.run_each(jobs, most.get(self.device, 1), self._kill)
+            run_each(jobs, most.get(self.device, 1), self._kill)
         self._alive = [process for process in self._alive if process.program.name not in self._failed]
 
     def _outcome(self, number: int, process: Process) -> Visited:
@@ -435,3 +439,32 @@ class Interleaved:
         return Visited(
             program, "ok", None, made, built["recipe"], built["settings"], process.choices, profile
         )
+
+
+def allocatable_bytes(card_gb: float | None) -> int | None:
+    """Return the bytes that a process may allocate on a card of so many GiB; None without a card to simulate."""
+    return None if card_gb is None else max(1, int(card_gb * 2**30) - CONTEXT_BYTES)
+
+
+def run_each(jobs: Iterable[Callable[[], None]], lanes: int, stop: Callable[[], None]) -> None:
+    """Run the jobs, `lanes` at a time. At the first exception, Ctrl-C included, call `stop` and start no more."""
+    with ThreadPoolExecutor(lanes) as threads:
+        begun: list[Future[None]] = []
+        try:
+            begun.extend(threads.submit(job) for job in jobs)
+            for done in as_completed(begun):
+                done.result()
+        except BaseException:
+
+            def end() -> None:
+                for job in begun:
+                    job.cancel()
+                stop()
+
+            end_surely(end)
+            raise
+
+
+def is_unsure(failure: WorkerFailure) -> bool:
+    """Return whether rungs beside it may be at fault: the GPU's memory was short, or the system's ran out."""
+    return failure.status in ("oom", "invalid") or failure.reply.get("signal") == "SIGKILL"

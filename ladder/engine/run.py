@@ -12,7 +12,7 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,9 @@ from ladder.core.records import Fields, read_record, write_record, write_whole
 from ladder.core.stopping import stop_on_sigterm
 from ladder.engine import inspection
 from ladder.engine.gpu_time import PROFILED
-from ladder.engine.lanes import Gate, allocatable_bytes, is_unsure, run_each
 from ladder.engine.outcomes import Program, Visited
 from ladder.engine.pool import Pool, Worker, WorkerFailure, chooses_kernels, prepare_step
-from ladder.engine.rounds import Interleaved
+from ladder.engine.rounds import Interleaved, allocatable_bytes, is_unsure, run_each
 from ladder.engine.visit import Visits
 from ladder.machine import system
 from ladder.machine.threads import share_threads
@@ -385,7 +384,7 @@ class _Run:
                 for job in jobs:
                     job()
 
-    def _inspect_rung(self, pool: Pool, name: str, gate: Gate, threads: int | None, alone: bool) -> None:
+    def _inspect_rung(self, pool: Pool, name: str, gate: "Gate", threads: int | None, alone: bool) -> None:
         with self.lock:
             if not self.is_due(name, None):  # a rung it depends on has failed since
                 return
@@ -437,6 +436,46 @@ class _Run:
             findings["inspection"]["peak_reserved_bytes"] = peak
         self.change(name, **record.read_findings(findings))
         self.cache.put(recipe, findings, self.key_of(name))
+
+
+class Gate:
+    """A shared/exclusive lock. A waiting exclusive holder goes before new shared ones."""
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._inside = self._wanting = 0
+        self._alone = False
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        with self._change:
+            self._change.wait_for(lambda: not self._wanting)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._change:
+                self._inside -= 1
+                self._change.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Turn a shared hold into an exclusive one until the block ends, after other exclusive holders."""
+        with self._change:
+            self._inside -= 1
+            self._wanting += 1
+            self._change.notify_all()
+            self._change.wait_for(lambda: not self._inside and not self._alone)
+            self._alone = True
+        try:
+            yield
+        finally:
+            with self._change:
+                self._alone = False
+                self._wanting -= 1
+                self._change.notify_all()
+                self._change.wait_for(lambda: not self._wanting)  # work in common waits until all were alone
+                self._inside += 1
 
 
 def refuse_other_threads(path: Path, before: Run, pool: Pool) -> None:

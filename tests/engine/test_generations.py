@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ladder.core.records import read_record, write_whole
-from ladder.engine import lanes, rounds
+from ladder.engine import rounds
 from ladder.engine import run as measure
 from ladder.engine.outcomes import Program
 from ladder.engine.pool import Pool, Worker, WorkerFailure
@@ -150,7 +150,7 @@ def test_a_rung_that_never_fits_or_breaks_is_out_and_the_others_go_on(calls: Cal
 def test_processes_come_in_shifts_where_memory_does_not_hold_them(
     calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "MOST_ALIVE", 3)
+    monkeypatch.setattr(rounds, "MOST_ALIVE", 3)
     result = run(tmp_path, {name: {} for name in "abcd"}, cycles=2)
     shifts = ["prepare"] * 3 + ["cycle"] * 6 + ["prepare"] * 2 + ["cycle"] * 4
     assert [do for _, do, _, _ in calls] == shifts

@@ -9,7 +9,7 @@ import torch
 
 from ladder.cli import climb
 from ladder.core.errors import UserError
-from ladder.engine import inspection, lanes, timed_rung
+from ladder.engine import inspection, rounds, timed_rung
 from ladder.engine.channel import Nobody
 from ladder.engine.pool import Worker
 from ladder.engine.timed_rung import Rung
@@ -66,7 +66,7 @@ def test_the_allocator_gets_the_share_of_the_gpu() -> None:
     for limit in (20, 90):
         timed_rung.limit_memory(types.SimpleNamespace(cuda=cuda), limit * GIB)
     assert shares == [0.25, 1.0] and all(isinstance(each, float) for each in shares)  # PyTorch refuses an int
-    assert lanes.allocatable_bytes(None) is None and lanes.allocatable_bytes(24) == 23 * GIB
+    assert rounds.allocatable_bytes(None) is None and rounds.allocatable_bytes(24) == 23 * GIB
 
 
 def test_a_rung_that_passed_with_all_memory_is_inspected_anew(tmp_path: Path) -> None:
