@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -289,27 +289,19 @@ def _list_gains(row: Row, shown: View, number: int) -> list[tuple[str, str]]:
 
 
 def show_advice(inputs: Inputs) -> Section | None:
-    """Return the recommendation, and every rung's time in units of practice; None where no rung has a number."""
+    """Return the recommendation; None where no rung has a number."""
     runs = {STAIRCASE: inputs.staircase, LEFT_OUT: inputs.left_out}
     staircase, left_out = (run and run[1] for run in runs.values())
     try:
         advice = recommend.recommend(Sources(staircase, left_out, {}), price=inputs.price)
     except UserError:
         return None
-    hours = f"hours for {recommend.count(advice.images)} images"
-    kinds = {"rung": "text", "ms/step": "ms", "s/kimg": "decimal", "images/s": "amount", hours: "decimal"}
-    columns = [Column(*each) for each in {**kinds, "money": "decimal"}.items()]
-    rows = [
-        [name, *astuple(recommend.units(step_ms, advice.batch, advice.images, advice.price))]
-        for name, step_ms in _list_times(inputs.main).items()
-    ]
     blocks: list[Block] = [
         f"Recipe: {', '.join(advice.recipe_rungs)}",
         replace(recommend.tabulate_units(advice), title="The recommended recipe in units of practice"),
         replace(recommend.tabulate_rungs(advice), title="Advice on each rung"),
         recommend.list_notes(advice),
         Fold("Why, rung by rung", [recommend.list_reasons(advice.rungs)]),
-        Fold("Every rung in units of practice", [Table(columns, rows).drop_empty()]),
     ]
     if advice.recipe is not None:
         code = Code(recommend.recipe_yaml(advice, inputs.whose))

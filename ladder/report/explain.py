@@ -124,8 +124,9 @@ def _read_side(path: Path, result: Result, name: str | None) -> Side:
         raise UserError(f"{path}: none of its rungs has a number")
     rung = timed[-1] if name is None else next((rung for rung in result.rungs if rung.name == name), None)
     if rung is None:
-        known = suggestion(name or "", [each.name for each in result.rungs])
-        raise UserError(f"{path}: no rung {name!r}{known}")
+        raise UserError(
+            f"{path}: no rung {name!r}{suggestion(name or '', [each.name for each in result.rungs])}"
+        )
     if rung.status != "ok":
         raise UserError(f"{path}: rung {name} has no number ({rung.reason or rung.status})")
     if (profile := parts.parts_of(rung)) is None:
@@ -137,35 +138,26 @@ def _read_side(path: Path, result: Result, name: str | None) -> Side:
 
 
 def _choose_best(names: Sequence[str], workload: str | None, folder: Path) -> ranking.Stored:
-    """Return the result that `ladder report` would choose among those with both rungs and their profiles.
+    """Return the result that `ladder report` would choose among those with profiles of both rungs.
 
-    A result of this machine stands before the others. Without any profile the best result with both rungs is returned.
+    A result of this machine stands before the others.
     """
     fields = content.of_workload(catalog.load_workload(workload)[1]) if workload else None
-    machines = sorted(each.name for each in folder.glob("*") if each.is_dir())
-    known = [
-        (Path(os.path.relpath(path)), result)
-        for path, result in ranking.stored(folder, machines)
-        if fields is None or content.of_workload(result.workload) == fields
-    ]
-    if not known:
-        of = f" of workload {workload}" if workload else ""
-        raise UserError(f"{os.path.relpath(folder)}: no results{of} here; `ladder run` makes one")
-    rungs = dict.fromkeys(rung.name for _, result in known for rung in result.rungs)
-    if lost := next((name for name in names if name not in rungs), None):
-        raise UserError(f"no result here has a rung {lost!r}{suggestion(lost, rungs)}")
-    both = [run for run in known if all(ranking.rung_of(run[1], name) for name in names)]
-    if not both:
-        raise UserError(f"no result here has a number for both {' and '.join(names)}; `ladder run` makes one")
-    here = ranking.machines_here()
-
-    def rank(run: ranking.Stored) -> tuple[object, ...]:
-        result = run[1]
-        is_profiled = all(parts.parts_of(ranking.rung_of(result, name)) for name in names)
-        is_staircase = ranking.mode(result) == ranking.CUMULATIVE
-        return is_profiled, result.machine.name in here, is_staircase, *ranking.standing(result)
-
-    return max(both, key=rank)
+    machines, here = sorted(each.name for each in folder.glob("*") if each.is_dir()), ranking.machines_here()
+    runs, known = dict[tuple[object, ...], ranking.Stored](), dict[str, None]()
+    for path, result in ranking.stored(folder, machines):
+        if fields is None or content.of_workload(result.workload) == fields:
+            known |= dict.fromkeys(rung.name for rung in result.rungs)
+            rungs = [ranking.rung_of(result, name) for name in names]
+            if all(rung and parts.parts_of(rung) for rung in rungs):
+                is_staircase = ranking.mode(result) == ranking.CUMULATIVE
+                rank = (result.machine.name in here, is_staircase, *ranking.standing(result))
+                runs.setdefault(rank, (Path(os.path.relpath(path)), result))
+    if not runs:
+        of, place = f" of workload {workload}" if workload else "", os.path.relpath(folder)
+        hint = next((suggestion(name, known) for name in names if known and name not in known), "")
+        raise UserError(f"{place}: no result{of} has a profile of both {' and '.join(names)}{hint}")
+    return runs[max(runs)]
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------

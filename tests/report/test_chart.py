@@ -196,15 +196,6 @@ def test_unknown_gpu_time_is_not_drawn_as_work_of_the_gpu():
     assert "waiting" not in words(made) and "1.84x faster" in words(made)
 
 
-def test_a_long_name_is_cut_and_a_long_reason_too():
-    made = two_clocks.run()
-    made["rungs"][2] |= {"title": "a name without an end " * 8}
-    made["rungs"][4] = made_up.rung("set_to_none", status="failed", reason="a reason without an end " * 20)
-    said = [text for text, _ in drawn(made)[1]]
-    assert len([text for text in said if text.endswith("...")]) == 2
-    assert max(len(text) for text in said if "without an end" in text) < 110
-
-
 def test_gaps_say_why_and_doubtful_runs_say_so():
     said = words(made_up.faulty_run())
     for text in ("oom", "CUDA out of memory", "not to be quoted", "interrupted", "Speedups refer to"):

@@ -2,13 +2,11 @@
 
 import copy
 
-import matplotlib
 import pytest
 
 from ladder.core.plain import Fields
 from ladder.publish import gallery
 from ladder.report import gpus
-from ladder.show.themes import LIGHT
 from tests.report.test_chart import check_layout, full, lay_out
 from tests.report.test_drawing import git
 from tests.support import made_up, two_clocks
@@ -85,14 +83,6 @@ def test_a_line_says_what_a_rung_gains_by_each_clock_and_the_totals():
         assert text in said, text
     assert any("A100 80GB" in text and "not a target" in text for text in said)
     assert any(text.startswith("vs previous: bold if") for text in said)  # totals are bold whatever they say
-
-
-def test_a_rung_without_a_number_has_its_reason_and_an_unknown_gpu_time_no_tone_of_work():
-    figure, texts = drawn(two())
-    (failed,) = [text for text, _ in texts if text.startswith("failed: parity")]
-    assert failed.endswith("...") and "error 0.0041" in failed
-    colours = {bar.get_facecolor() for bar in figure.axes[0].patches}
-    assert matplotlib.colors.to_rgba(LIGHT.muted) in colours
 
 
 def test_the_table_has_seconds_and_hours_of_a_whole_training():

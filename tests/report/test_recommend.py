@@ -80,12 +80,6 @@ def test_eager_work_that_nobody_captures_later_is_judged_by_the_step() -> None:
     assert found["bf16"].clock == "step" and "removes" not in found["bf16"].reason
 
 
-def test_graphs_that_cost_time_and_a_top_that_still_waits_remove_nothing() -> None:
-    found = advice(stairs_of(changed("cuda_graphs", verdict="slower", gain={"ratio": 0.8})))
-    assert found["cuda_graphs"].advice == "SKIP" and found["channels_last"].advice == "undecided"
-    assert advice(stairs_of(changed("fused_act", waiting_ms=6.0)))["channels_last"].advice == "undecided"
-
-
 @pytest.mark.parametrize(
     "below, expected", [(0.04, "NO DIFFERENCE"), (0.06, "undecided"), (0.6, "undecided")]
 )
@@ -171,14 +165,6 @@ def test_a_rung_that_costs_time_says_which_memory_it_saves(gib: float, is_less: 
 
 
 # --- units of practice ------------------------------------------------------------------------------------------------
-
-
-def test_units_by_hand() -> None:
-    found = recommending.units(100.0, 8, 25_000_000, 2.5)
-    assert (found.s_per_kimg, found.images_per_s) == (12.5, 80.0)
-    assert found.hours == pytest.approx(86.8056, abs=1e-4)  # 3,125,000 steps of 0.1 s
-    assert found.money == pytest.approx(217.014, abs=1e-3)
-    assert recommending.units(100.0, 8, 25_000_000, None).money is None
 
 
 def test_a_rung_s_saving_and_its_break_even_by_hand() -> None:
@@ -300,12 +286,6 @@ def test_a_top_that_costs_time_leaves_the_timed_rung_below_it(tmp_path: Path) ->
     assert found.timed_as == "data_loading" and found.recommended.ms == 68.4
 
 
-def test_an_open_rung_stays_and_is_named(tmp_path: Path) -> None:
-    found = of(staircase(fused_act="ambiguous"))
-    assert held(found, tmp_path) == ARTICLE
-    assert "undecided, and in the recipe as they were timed: fused_act" in found.remarks
-
-
 def test_a_rung_that_another_one_needs_stays() -> None:
     names = ["data_loading", "fused_act", "conv_double_backward", "fused_resample", "fused_residual"]
     found = of(full(names, **dict.fromkeys(names[2:], "faster") | {"fused_act": "slower"}))
@@ -350,17 +330,6 @@ def test_a_leave_one_out_run_alone_has_no_baseline(tmp_path: Path) -> None:
     rung = next(each for each in of(None, made).rungs if each.name == "fused_norm")
     assert (rung.advice, rung.decide) == ("undecided", "ladder run -w article")
     assert rung.reason == "the ladder without it: oom: CUDA out of memory"
-
-
-def test_what_leaves_with_a_rung_of_a_leave_one_out_run_is_named() -> None:
-    names = ["baseline", "fused_act", "conv_double_backward", "fused_resample", "fused_residual"]
-    made = full(names, **dict.fromkeys(names[1:], "faster"))
-    top = full(names[:2], fused_act="slower")
-    top["protocol"]["mode"] = "leave-one-out"
-    top["rungs"][0]["name"] = "all"
-    found = of(made, recipes.given(top))
-    assert "fused_act" not in found.recipe_rungs and "fused_residual" not in found.recipe_rungs
-    assert any(line.endswith("left out with fused_act, as it was measured") for line in found.remarks)
 
 
 def test_other_workers_are_the_same_recipe_and_other_fields_are_not(tmp_path: Path) -> None:

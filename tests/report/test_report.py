@@ -11,7 +11,7 @@ import pytest
 
 from ladder.core.errors import UserError
 from ladder.core.protocol import AMBIGUOUS, FASTER, LESS_THAN, SLOWER, TOO_FEW
-from ladder.plan import catalog, modes, needs
+from ladder.plan import catalog, needs
 from ladder.report import tables as reporting
 from ladder.report import view as viewing
 from ladder.results import loading, publishable
@@ -173,16 +173,6 @@ def test_the_advice_comes_from_leaving_the_rung_out_at_the_top(tmp_path, printed
     assert {row["advice"] for row in read_csv(joined)} >= {"ADOPT", "SKIP", "NO DIFFERENCE"}
 
 
-def test_the_advice_counts_a_sure_step_first_then_gpu_time():
-    assert modes.choose_advice("slower", "faster") == "ADOPT"  # graphs cost GPU time and halve the step
-    assert modes.choose_advice("faster", "slower") == "SKIP"
-    assert modes.choose_advice("faster", "ambiguous") == "ADOPT"
-    assert modes.choose_advice("slower", "less than") == "SKIP"
-    assert modes.choose_advice("less than", "less than") == "NO DIFFERENCE"
-    assert modes.choose_advice("less than", "ambiguous") == "ambiguous"
-    assert modes.choose_advice("", "faster") == "ADOPT" and modes.choose_advice("", "") == ""
-
-
 # --- the sentence on a rung -------------------------------------------------------------------------------------------
 
 ANSWERS = {
@@ -240,31 +230,20 @@ def test_markdown_leaves_a_strangers_text_as_text():
     )  # no cell breaks out of its column
 
 
-def test_csv_gives_numbers_in_full_and_text_that_is_no_formula():
-    made = made_up.gpu_run()
+def test_csv_gives_numbers_in_full_by_both_clocks_and_text_that_is_no_formula():
+    made = two_clocks.run()
     made["rungs"][0]["title"] = HOSTILE
     made["rungs"][1]["title"] = ' leading, "quoted" -2+3'
     first, second = read_csv(made)[:2]
     assert first["title"].startswith("'=HYPERLINK") and "\n" not in first["title"]
-    assert second["title"] == "leading, 'quoted' -2+3"
-    assert float(second["step_ms"]) == made["rungs"][1]["step_ms"]
-    assert second["article_ms"] == "265.0" and second["quick"] == "false"
+    assert second["title"] == "leading, 'quoted' -2+3" and second["quick"] == "false"
+    assert float(second["step_ms"]) == made["rungs"][1]["step_ms"] and float(second["gpu_ms"]) == 93.0
+    assert float(second["gpu_speedup_previous"]) == pytest.approx(105 / 93)
+    assert (second["gpu_verdict"], second["verdict"], second["gpu_less_than"]) == ("faster", "less than", "")
+    assert float(second["less_than"]) == pytest.approx(made["rungs"][1]["gain"]["below"])
     assert read_csv(made_up.faulty_run())[0]["step_ms"] == ""
     rows = read_csv(made_up.gpu_run(), made_up.cpu_run())
     assert len(rows) == 16 and {row["workload"] for row in rows} == {"article", "tiny"}
-
-
-def test_csv_has_both_clocks():
-    made = two_clocks.run()
-    row = read_csv(made)[1]
-    assert float(row["gpu_ms"]) == 93.0 and float(row["waiting_ms"]) == 65.0
-    assert float(row["gpu_speedup_previous"]) == pytest.approx(105 / 93)
-    assert row["gpu_verdict"] == "faster" and row["verdict"] == "less than" and row["gpu_less_than"] == ""
-    assert float(row["less_than"]) == pytest.approx(made["rungs"][1]["gain"]["below"])
-    assert float(row["gpu_noise_floor"]) == two_clocks.FLOORS["eager"][0]
-    for rung in made["rungs"]:
-        rung |= NO_GPU
-    assert not any(row["gpu_ms"] for row in read_csv(made))
 
 
 def test_committed_tables_are_what_the_report_of_a_committed_result_says(monkeypatch):

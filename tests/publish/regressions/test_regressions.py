@@ -1,6 +1,5 @@
 """Two commits side by side: verdicts from rounds, exit statuses, and the command itself with code that sleeps."""
 
-import itertools
 import json
 import shutil
 import subprocess
@@ -84,20 +83,6 @@ def test_head_that_fails_where_base_ran_is_an_alarm(status: str, reason: str, ex
     assert judging.find_status(judged) == exit_status
     assert (judged.rungs[0].verdict == BROKEN) == (exit_status == 1)
     assert reason in frame.render_terminal(STUDY, file, 200)
-
-
-def test_the_programs_of_a_rung_are_neighbours_in_an_order_that_changes() -> None:
-    rounds = interleaving.Interleaved("cpu", cycles=1, seed=3)
-    programs = [
-        interleaving.Program(f"{rung} {side}", rung, side, {}, {}, FAKE) for rung in "abc" for side in SIDES
-    ]
-    orders = [[each.name for each in rounds.order(number, programs)] for number in range(6)]
-    for order in orders:
-        assert sorted(order) == sorted(each.name for each in programs)
-        assert sum(a[0] != b[0] for a, b in itertools.pairwise(order)) == 2
-    assert len({tuple(name[0] for name in order) for order in orders}) > 1
-    assert len({tuple(name for name in order if name[0] == "a") for order in orders}) > 1
-    assert [each.name for each in rounds.order(0, programs)] == orders[0]
 
 
 # --- files of strangers, and what is made of them ---------------------------------------------------------------------
