@@ -23,7 +23,7 @@ from ladder.core.events import Event
 from ladder.core.options import declare_option
 from ladder.core.paths import ROOT
 from ladder.core.plain import Fields
-from ladder.core.records import Record
+from ladder.core.records import Record, write_whole
 from ladder.core.starting import shorten_path
 from ladder.plan import catalog, modes, needs
 from ladder.results import loading
@@ -86,7 +86,7 @@ class Request(RunOptions):
 
 def run_command(own: RunOptions, as_json: bool, **shared: Any) -> None:
     """Measure what the options ask for, and end with the status that `ladder run --help` gives."""
-    from ladder.report import output, tables
+    from ladder.report import output
 
     request = Request(**{**asdict(own), **shared, "rungs": own.without or options.split_names(own.rungs)})
     resume, out = request.resume, request.out
@@ -98,7 +98,7 @@ def run_command(own: RunOptions, as_json: bool, **shared: Any) -> None:
         request = replace(request, mode="leave-one-out")
     path, result = run(request, as_json)
     if as_json:
-        click.echo(json.dumps(tables.data_of(result), indent=1, allow_nan=False))
+        click.echo(json.dumps(write_whole(result), indent=1, allow_nan=False))
     lacks = not result.complete or any(rung.status in ("failed", "skipped") for rung in result.rungs)
     again = ("rungs", "without", "seed", "mode", "quick", "cycles", "gpu_memory")
     output.say_where(path, as_json, lacks, drop=again)

@@ -67,6 +67,7 @@ def report(
 
     Exit status: 0 if done. 1 if a file was refused. 2 if the request is impossible.
     """
+    from ladder.core.records import write_whole
     from ladder.publish import gallery
     from ladder.report import chart, tables
     from ladder.results.combine import series
@@ -108,7 +109,7 @@ def report(
     for line in refused:
         click.echo(f"ladder: {line}", err=True)
     if as_json:
-        data = [tables.data_of(result) for result in results]
+        data = [write_whole(result) for result in results]
         print_json(data[0] if len(data) == 1 else data)
     for result in results if not as_json else ():
         tables.print_table(result)
@@ -133,8 +134,7 @@ def write_page(page: str, paths: Sequence[Path], price: str | None) -> None:
     Raises:
         UserError: a file is no result, does not belong to the others, or the page cannot be written.
     """
-    from ladder.publish.report import inputs as reports
-    from ladder.publish.report.page import write_report
+    from ladder.publish import report as reports
     from ladder.report import recommend, tables
 
     first = Path(page).expanduser()
@@ -146,7 +146,7 @@ def write_page(page: str, paths: Sequence[Path], price: str | None) -> None:
     tables.refuse_outputs([into] if into else [], named)
     inputs = reports.find_inputs(named, EVERYTHING, None if price is None else recommend.price_of(price))
     into = into or REPORTS / f"{reports.name_page(inputs.main)}.html"
-    write_report(inputs, into)
+    reports.write_report(inputs, into)
     click.echo("\n".join([text.clean_line(inputs.whose), *inputs.shown.marks]))
     click.echo(f"page: {starting.shorten_path(into)}")
 
@@ -347,7 +347,7 @@ def merge(paths: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
     agrees if kernels, model, rungs and timing code are equal, at any commit. Samples are kept, and everything else is
     computed again. No file is deleted, and only a single FILE is overwritten.
     """
-    from ladder.core.records import write_record
+    from ladder.core.records import write_record, write_whole
     from ladder.report import output, tables
     from ladder.results import judging, loading, store
     from ladder.results.combine import merging
@@ -371,7 +371,7 @@ def merge(paths: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
     else:
         run = merging.merge(paths, anyway)
         whole = judging.derive_result(run)
-        result, derived = write_record(run), tables.data_of(whole)
+        result, derived = write_record(run), write_whole(whole)
     written: list[Path] = []
     if out is not None:
         size = len(json.dumps(text.fit_texts(result), indent=1)) + 1
@@ -427,7 +427,6 @@ def history(
 
     Exit status: 1 if a regression is confirmed, 2 if the request is impossible.
     """
-    from ladder.publish.history import issues as nightly
     from ladder.publish.history import screening
     from ladder.report import tables
     from ladder.studies.commits import checkouts, known
@@ -442,11 +441,11 @@ def history(
     where = folder or EVERYTHING / "asv", compared or EVERYTHING / "compare"
     steps, lines = screening.screen_accepted(*where, entries, branch, threshold / 100)
     tell = lambda line: click.echo(text.escape_controls(line), err=True)  # noqa: E731
-    if confirm and nightly.confirm_steps(steps, confirm, where[1], budget, tell):
+    if confirm and screening.confirm_steps(steps, confirm, where[1], budget, tell):
         steps, lines = screening.screen_accepted(*where, entries, branch, threshold / 100)
     lines += known.list_idle(entries)
     if issues is not None:
-        files.write_file(issues, json.dumps(nightly.write_issues(steps), indent=1) + "\n")
+        files.write_file(issues, json.dumps(screening.write_issues(steps), indent=1) + "\n")
     if as_json:
         print_json({"steps": [screening.write_step(step) for step in steps], "notes": lines})
     else:

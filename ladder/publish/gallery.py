@@ -13,7 +13,7 @@ from typing import Any
 from ladder.core import files, git, text
 from ladder.core.errors import UserError
 from ladder.plan import catalog, modes, needs
-from ladder.report import advising, chart, checks, gpus, tables
+from ladder.report import chart, gpus, tables, view
 from ladder.results import loading, ranking, sources
 from ladder.results.combine import series
 from ladder.results.publishable import publishable
@@ -184,13 +184,13 @@ def has_top(result: Result) -> bool:
     first, last = (rungs.get(planned[end].name) for end in (0, -1))
     if first is None or last is None or not (_is_proved(first) and _is_proved(last)):
         return False
-    return advising.contains(last.recipe or {}, planned[-1].recipe or {})
+    return view.contains(last.recipe or {}, planned[-1].recipe or {})
 
 
 def _is_proved(rung: RungResult) -> bool:
     """Return whether a rung has a number, receipts that show it on, and parity."""
     has_parity = rung.parity is not None and rung.parity.verdict == "ok"
-    return rung.status == "ok" and checks.receipts_word(rung) == "ok" and has_parity
+    return rung.status == "ok" and view.receipts_word(rung) == "ok" and has_parity
 
 
 def is_whole(result: Result) -> bool:

@@ -26,11 +26,10 @@ from ladder.publish import gallery
 from ladder.publish.gallery import ARTICLE, FULL
 from ladder.publish.history import series
 from ladder.publish.history.series import Point, Step
-from ladder.publish.report.inputs import gather_inputs
-from ladder.publish.report.page import write_report
+from ladder.publish.report import gather_inputs, write_report
 from ladder.publish.validation import validate
 from ladder.report import drawing, gpus
-from ladder.report.panels import short_ms
+from ladder.report.chart import short_ms
 from ladder.report.view import Row, View, view
 from ladder.results import loading, ranking, words
 from ladder.results.publishable import publishable

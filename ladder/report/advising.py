@@ -13,10 +13,9 @@ from ladder.core.protocol import FASTER, INSIDE, SLOWER, TOO_FEW
 from ladder.core.text import format_amount
 from ladder.plan import catalog, modes
 from ladder.report.view import UNPROVED, Row, list_untimed, view
-from ladder.report.view import contains as contains
 from ladder.results import parts
 from ladder.results.file import OUT
-from ladder.results.run import Result
+from ladder.results.run import Result, RungResult
 from ladder.results.words import Seen
 from ladder.stats.rounds_budget import LEAST_ROUNDS
 
@@ -31,7 +30,7 @@ COUNTS = math.log(1.05)  # a run that cannot exclude a difference of 5% does not
 USUAL_S = 600.0  # seconds of measuring where a result does not say its budget
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Advised:
     """The advice on one rung. `seen` has the gain by the clock that decided, above 1 where the rung helps."""
 
@@ -42,7 +41,6 @@ class Advised:
     source: str = ""  # STAIRCASE, LEFT_OUT; "" without a verdict
     clock: str = ""  # GPU, STEP; "" without a verdict
     seen: Seen = NO_ANSWER
-    interval: tuple[float, float] | None = None
     decide: str | None = None  # the command that would decide
     ms: float | None = None  # with the rung, by that clock, a step
     prepare_s: float | None = None  # more seconds of preparing than without the rung
@@ -87,11 +85,10 @@ def count_steps(seconds: float | None, saved_ms: float | None) -> int | None:
     return math.ceil(1000 * max(seconds, 0.0) / saved_ms)
 
 
-def derive_preparing(result: Result, name: str, than: str) -> float | None:
-    """Return how many seconds one entry of a result prepares longer than another; None if either is unknown."""
-    seconds = {rung.name: rung.prepare_s for rung in result.rungs}
-    one, other = seconds.get(name), seconds.get(than)
-    return None if one is None or other is None else one - other
+def derive_preparing(rung: RungResult, other: RungResult) -> float | None:
+    """Return how many seconds a rung prepares longer than another; None if either is unknown."""
+    unknown = rung.prepare_s is None or other.prepare_s is None
+    return None if unknown else rung.prepare_s - other.prepare_s
 
 
 def find_rival(result: Result) -> str | None:
@@ -102,14 +99,14 @@ def find_rival(result: Result) -> str | None:
 
 def advise(sources: Sources) -> list[Advised]:
     """Return the advice on every rung but the first of the staircase, in the order of the ladder."""
-    tops = {each.name: each for each in (_advise_top(sources, sources.left_out) if sources.left_out else [])}
+    tops = _advise_top(sources, sources.left_out) if sources.left_out else {}
     if sources.staircase is None:
         return list(tops.values())
-    advised = []
-    for each in _advise_staircase(sources, sources.staircase):
+    advised = _advise_staircase(sources, sources.staircase)
+    for number, each in enumerate(advised):
         top = tops.get(each.name)
-        decides = top is not None and top.clock and each.advice not in (BROKEN, NOT_HERE)
-        advised.append(replace(top, title=each.title) if top and decides else each)
+        if top and top.clock and each.advice not in (BROKEN, NOT_HERE):
+            advised[number] = replace(top, title=each.title)
     return advised
 
 
@@ -127,14 +124,13 @@ def choose_advice(gpu: Seen, step: Seen, waits: bool, removed: bool) -> str:
         return ADOPT
     if removed and (gpu.verdict, step.verdict) == (SLOWER, FASTER):
         return UNDECIDED
-    counts = removed or not waits
-    return _rule_out(
-        modes.choose_advice(gpu.verdict if counts else "", step.verdict), [step, *([gpu] if counts else [])]
-    )
+    if waits and not removed:
+        gpu = NO_ANSWER
+    return _rule_out(modes.choose_advice(gpu.verdict, step.verdict), gpu, step)
 
 
-def _rule_out(advice: str, clocks: Sequence[Seen]) -> str:
-    below = [seen.below for seen in clocks if seen.verdict in INSIDE and seen.below is not None]
+def _rule_out(advice: str, gpu: Seen, step: Seen) -> str:
+    below = [seen.below for seen in (gpu, step) if seen.verdict in INSIDE and seen.below is not None]
     is_open = advice == NO_DIFFERENCE and below and min(below) > COUNTS
     return UNDECIDED if is_open or advice not in (ADOPT, SKIP, NO_DIFFERENCE, "") else advice
 
@@ -144,15 +140,17 @@ def _advise_staircase(sources: Sources, result: Result) -> list[Advised]:
     rows = [row for row in view(result).rows if row.name != rival]
     timed = [row for row in rows if row.status == "ok"]
     before = dict(zip([row.name for row in timed[1:]], timed, strict=False))
-    kinds = {rung.name: rung.kind for rung in result.rungs}
-    captured = [row for row in timed if kinds[row.name] == "captured"]
+    captured = [row for row in timed if row.rung.kind == "captured"]
     graphs = captured[0] if captured and captured[-1] is timed[-1] and not timed[-1].waits else None
     if graphs and (graphs.name not in before or _judge(graphs, before[graphs.name], False) != ADOPT):
         graphs = None  # it removes no waiting of the rungs below
     advised = []
     for row in rows:
         if row.status != "ok":
-            advised.append(_explain_missing(row, sources))
+            advice = UNDECIDED if row.status == SKIPPED else BROKEN if row.status in OUT else NOT_HERE
+            reason = f"{row.status}: {row.reason}" if advice == BROKEN and row.reason else row.reason
+            decide = _write_command(sources.main, "--mode solo") if advice == UNDECIDED else None
+            advised.append(Advised(row.name, row.title, advice, reason or row.status, decide=decide))
         elif (below := before.get(row.name)) is not None:  # the first has nothing to be compared with
             removing = graphs if row not in captured else None
             advice, reason = _judge(row, below, removing is not None), row.sentence
@@ -162,50 +160,34 @@ def _advise_staircase(sources: Sources, result: Result) -> list[Advised]:
                 advice, reason = UNDECIDED, "the run has no verdict on it"
             elif removing and row.waits:
                 reason += f"; {removing.name} removes this waiting"
-            between = untimed.get(row.name, [])
-            if between:
+            if between := untimed.get(row.name, []):
                 reason += f"; together with {', '.join(between)}, which the run did not time"
-            each = Advised(
-                name=row.name, title=row.title, advice=advice, reason=reason, source=STAIRCASE,
-                between=between,
-            )  # fmt: skip
-            advised.append(
-                _finish(each, row, (below, row), (GPU, STEP) if removing else (STEP, GPU), sources)
-            )
+            each = Advised(row.name, row.title, advice, reason, STAIRCASE, between=between)
+            order = (GPU, STEP) if removing else (STEP, GPU)
+            advised.append(_finish(each, row, (below, row), order, sources))
     return advised
 
 
 def _judge(row: Row, below: Row, removed: bool) -> str:
-    gpu = row.gpu.seen if row.gpu else Seen()
+    gpu = row.gpu.seen if row.gpu else NO_ANSWER
     return choose_advice(gpu, row.seen, row.waits or below.waits, removed)
 
 
-def _explain_missing(row: Row, sources: Sources) -> Advised:
-    """Return the advice on a rung of the staircase that has no number."""
-    advice = UNDECIDED if row.status == SKIPPED else BROKEN if row.status in OUT else NOT_HERE
-    reason = f"{row.status}: {row.reason}" if advice == BROKEN and row.reason else row.reason or row.status
-    decide = _write_command(sources.main, "--mode solo") if advice == UNDECIDED else None
-    return Advised(name=row.name, title=row.title, advice=advice, reason=reason, decide=decide)
-
-
-def _advise_top(sources: Sources, result: Result) -> list[Advised]:
-    """Return the advice of the leave-one-out run, on the rungs that were left out."""
-    rows = view(result).rows
-    whole = next((row for row in rows if row.name == modes.ALL), None)
-    advised = []
-    for row in rows:
-        title = catalog.load_rung(row.name).title if row.name in catalog.list_rungs() else row.name
-        if row is whole:
-            continue
+def _advise_top(sources: Sources, result: Result) -> dict[str, Advised]:
+    """Return the advice of the leave-one-out run on the rungs that were left out, by name."""
+    rows = {row.name: row for row in view(result).rows}
+    whole, advised = rows.pop(modes.ALL, None), {}
+    for name, row in rows.items():
+        title = catalog.load_rung(name).title if name in catalog.list_rungs() else name
         if whole and row.status == "ok" and row.advice:
-            advice = _rule_out(row.advice, [row.seen, *([row.gpu.seen] if row.gpu else [])])
-            each = Advised(name=row.name, title=title, advice=advice, reason=row.sentence, source=LEFT_OUT)
-            advised.append(_finish(each, row, (row, whole), (STEP, GPU), sources))
+            advice = _rule_out(row.advice, row.gpu.seen if row.gpu else NO_ANSWER, row.seen)
+            each = Advised(name, title, advice, row.sentence, LEFT_OUT)
+            advised[name] = _finish(each, row, (row, whole), (STEP, GPU), sources)
         else:
             reason = f"the ladder without it: {row.status}{': ' + row.reason if row.reason else ''}"
             advice = NOT_HERE if row.status == "n/a" else UNDECIDED
             decide = _write_command(sources.main) if advice == UNDECIDED else None
-            advised.append(Advised(name=row.name, title=title, advice=advice, reason=reason, decide=decide))
+            advised[name] = Advised(name, title, advice, reason, decide=decide)
     return advised
 
 
@@ -226,36 +208,33 @@ def _finish(
         if without.memory >= with_it.memory * math.exp(COUNTS):  # a rung may be there for that alone
             amounts = f"{format_amount(with_it.memory)} GiB instead of {format_amount(without.memory)}"
             reason += f"; it takes less memory, {amounts}"
-    if row.gpu and row.gpu.verdict in (FASTER, SLOWER):
-        entries = {rung.name: rung for rung in result.rungs}
-        was, now = (parts.parts_of(entries[end.name]) for end in pair)
+    if row.gpu and row.gpu.seen.verdict in (FASTER, SLOWER):
+        was, now = (parts.parts_of(end.rung) for end in pair)
         reason += f"; GPU work: {parts.made_of(was, now)}" if was and now else ""
-    figures = {STEP: (row.seen, row.gain, with_it.step_ms)}
+    figures = {STEP: (row.seen, with_it.step_ms)}
     if row.gpu:
-        figures[GPU] = (row.gpu.seen, row.gpu.gain, with_it.gpu.ms if with_it.gpu else None)
+        figures[GPU] = (row.gpu.seen, with_it.gpu.ms if with_it.gpu else None)
     decisive = {ADOPT: FASTER, SKIP: SLOWER}.get(each.advice)
     known = [clock for clock in order if clock in figures and figures[clock][0].verdict]
     clock = next((clock for clock in known if figures[clock][0].verdict == decisive), next(iter(known), ""))
-    seen, interval, ms = figures.get(clock, (Seen(), None, None))
-    return replace(
-        each, reason=reason, clock=clock, seen=seen, interval=interval, ms=ms,
-        prepare_s=derive_preparing(result, with_it.name, without.name),
-        decide=_find_command(row, each.source, result, sources) if each.advice == UNDECIDED else None,
-    )  # fmt: skip
+    seen, ms = figures.get(clock, (NO_ANSWER, None))
+    decide = _find_command(row, each.source, result, sources) if each.advice == UNDECIDED else None
+    prepare_s = derive_preparing(with_it.rung, without.rung)
+    return replace(each, reason=reason, clock=clock, seen=seen, ms=ms, prepare_s=prepare_s, decide=decide)
 
 
 def _find_command(row: Row, source: str, result: Result, sources: Sources) -> str:
     """Return the command that would decide about an undecided rung: a longer run, or a leave-one-out run."""
-    verdicts = (row.verdict, row.gpu.verdict if row.gpu else "")
-    is_unfinished = TOO_FEW in verdicts or row.receipts == UNPROVED
-    mode = "--mode leave-one-out" if source == LEFT_OUT else ""
-    if source == STAIRCASE and not (is_unfinished or result.protocol.quick):
-        return _write_command(result, "--mode leave-one-out")
-    if result.protocol.quick or (file := sources.resumes.get(source)) is None:
+    verdicts = (row.seen.verdict, row.gpu.seen.verdict if row.gpu else "")
+    is_unfinished, protocol = TOO_FEW in verdicts or row.receipts == UNPROVED, result.protocol
+    mode = f"--mode {LEFT_OUT}" if source == LEFT_OUT else ""
+    if source == STAIRCASE and not (is_unfinished or protocol.quick):
+        return _write_command(result, f"--mode {LEFT_OUT}")
+    if protocol.quick or (file := sources.resumes.get(source)) is None:
         return _write_command(result, mode)
-    if result.protocol.fixed:  # It takes no budget.
-        return f"ladder run --resume {file} --generations {max(LEAST_ROUNDS, TWICE * result.protocol.rounds)}"
-    return f"ladder run --resume {file} --budget {TWICE * (result.protocol.budget_s or USUAL_S) / 60:g}"
+    if protocol.fixed:  # It takes no budget.
+        return f"ladder run --resume {file} --generations {max(LEAST_ROUNDS, TWICE * protocol.rounds)}"
+    return f"ladder run --resume {file} --budget {TWICE * (protocol.budget_s or USUAL_S) / 60:g}"
 
 
 def _write_command(result: Result, mode: str = "") -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,11 @@ class Explained:
         first, second = clean_line(self.before.rung.name), clean_line(self.after.rung.name)
         return (first, second) if first != second else (f"{first} before", f"{second} after")
 
+    @property
+    def has_overlap(self) -> bool:
+        """Whether kernels of either side ran beside one another for so long that a table shows it."""
+        return self.differs and max(each.parts.overlap_ms for each in (self.before, self.after)) >= LEAST_MS
+
 
 # --- what a user names ------------------------------------------------------------------------------------------------
 
@@ -91,24 +97,24 @@ def find_sides(
     Raises:
         UserError: an unknown rung, a file that is no result, a rung without a profile, two sides that are the same.
     """
-    pair = split_name(first), split_name(second)
-    if (pair[0][0] is None) != (pair[1][0] is None):
+    (one, name), (other, second_name) = pair = split_name(first), split_name(second)
+    if (one is None) != (other is None):
         raise UserError("name two rungs, or two files: a rung of a file is FILE:RUNG")
     if pair[0] == pair[1]:
         raise UserError(f"{first} is named twice: there is nothing to explain")
-    if pair[0][0] and (file or workload):
-        raise UserError("two files are named: leave out FILE and --workload")
+    if one and other:
+        if file or workload:
+            raise UserError("two files are named: leave out FILE and --workload")
+        before, after = (
+            _read_side(path, loading.load_run(path), rung)
+            for path, rung in ((one, name), (other, second_name))
+        )
+        return before, after
     if file and workload:
         raise UserError("FILE has its workload: leave out --workload")
-    loaded = {path: loading.load_run(path) for path in (file, *(named for named, _ in pair)) if path}
-    if not loaded:
-        path, result = _choose_best([rung or "" for _, rung in pair], workload, folder)
-        file = Path(os.path.relpath(path))
-        loaded = {file: result}
-    before, after = (
-        _read_side(path, loaded[path], rung) for named, rung in pair if (path := named or file) is not None
-    )
-    return before, after
+    names = (name or "", second_name or "")
+    path, result = (file, loading.load_run(file)) if file else _choose_best(names, workload, folder)
+    return _read_side(path, result, name), _read_side(path, result, second_name)
 
 
 def _read_side(path: Path, result: Result, name: str | None) -> Side:
@@ -131,35 +137,27 @@ def _read_side(path: Path, result: Result, name: str | None) -> Side:
     return Side(path, result, rung, profile)
 
 
-def _choose_best(names: list[str], workload: str | None, folder: Path) -> ranking.Stored:
-    """Return the result that `ladder report` would choose among those with both rungs and their profiles.
+def _choose_best(names: Sequence[str], workload: str | None, folder: Path) -> ranking.Stored:
+    """Return the result that `ladder report` would choose among those with profiles of both rungs.
 
-    A result of this machine stands before the others. Without any profile the best result with both rungs is returned.
+    A result of this machine stands before the others.
     """
-    fields = catalog.load_workload(workload)[1] if workload else None
-    machines = sorted(each.name for each in folder.glob("*") if each.is_dir())
-    known = [
-        (path, result)
-        for path, result in ranking.stored(folder, machines)
-        if fields is None or content.of_workload(result.workload) == content.of_workload(fields)
-    ]
-    if not known:
-        of = f" of workload {workload}" if workload else ""
-        raise UserError(f"{os.path.relpath(folder)}: no results{of} here; `ladder run` makes one")
-    for name in names:
-        rungs = dict.fromkeys(rung.name for _, result in known for rung in result.rungs)
-        if name not in rungs:
-            raise UserError(f"no result here has a rung {name!r}{suggestion(name, rungs)}")
-    here, standings = ranking.machines_here(), []
-    for number, (_, result) in enumerate(known):
-        rungs_of = [rung for name in names if (rung := ranking.rung_of(result, name))]
-        if len(rungs_of) == len(names):
-            order = (all(map(parts.parts_of, rungs_of)), result.machine.name in here)
-            is_staircase = ranking.mode(result) == ranking.CUMULATIVE
-            standings.append(((*order, is_staircase, *ranking.standing(result)), -number))
-    if not standings:
-        raise UserError(f"no result here has a number for both {' and '.join(names)}; `ladder run` makes one")
-    return known[-max(standings)[1]]
+    fields = content.of_workload(catalog.load_workload(workload)[1]) if workload else None
+    machines, here = sorted(each.name for each in folder.glob("*") if each.is_dir()), ranking.machines_here()
+    runs, known = dict[tuple[object, ...], ranking.Stored](), dict[str, None]()
+    for path, result in ranking.stored(folder, machines):
+        if fields is None or content.of_workload(result.workload) == fields:
+            known |= dict.fromkeys(rung.name for rung in result.rungs)
+            rungs = [ranking.rung_of(result, name) for name in names]
+            if all(rung and parts.parts_of(rung) for rung in rungs):
+                is_staircase = ranking.mode(result) == ranking.CUMULATIVE
+                rank = (result.machine.name in here, is_staircase, *ranking.standing(result))
+                runs.setdefault(rank, (Path(os.path.relpath(path)), result))
+    if not runs:
+        of, place = f" of workload {workload}" if workload else "", os.path.relpath(folder)
+        hint = next((suggestion(name, known) for name in names if known and name not in known), "")
+        raise UserError(f"{place}: no result{of} has a profile of both {' and '.join(names)}{hint}")
+    return runs[max(runs)]
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
@@ -177,15 +175,13 @@ def _find_answer(before: Side, after: Side, *, gpu: bool) -> Seen:
     """Return the answer on two rungs of one result: the verdict of its table, or one of their own."""
     first, second = before.rung, after.rung
     if before.result.protocol.mode != modes.LEAVE_ONE_OUT:
-        for rung, other, is_turned in ((second, first, False), (first, second, True)):
+        for rung, other in ((second, first), (first, second)):
             gain, verdict = (rung.gpu_gain, rung.gpu_verdict) if gpu else (rung.gain, rung.verdict)
             if gain and verdict and gain.against == other.name:
+                if rung is second:
+                    return Seen(verdict, gain.ratio, gain.below)
                 turned = {FASTER: SLOWER, SLOWER: FASTER}.get(verdict, verdict)
-                return (
-                    Seen(turned, 1 / gain.ratio, gain.below)
-                    if is_turned
-                    else Seen(verdict, gain.ratio, gain.below)
-                )
+                return Seen(turned, 1 / gain.ratio, gain.below)
     clock = judging.measured(before.result)[gpu]
     if not clock.paired(first.name, second.name):
         return Seen()
@@ -221,7 +217,7 @@ def list_notes(step: Explained) -> list[str]:
     sizes = [f"{name} {was / GIB:.2f} -> {now / GIB:.2f} GiB" for name, was, now in memory if was and now]
     lines += [f"memory: {', '.join(sizes)}"] if sizes else []
     if step.differs:
-        kernels = parts.came_and_went(step.before.parts, step.after.parts)
+        kernels = parts.came_and_went(*(each.parts for each in sides))
         least = max(each.parts.unlisted_ms for each in sides)
         lines += kernels
         if kernels and least:
@@ -230,65 +226,48 @@ def list_notes(step: Explained) -> list[str]:
     lines.append(
         f"parts are of the first profiled cycle of one process: {' and '.join(at)}; nothing is scaled"
     )
-    if step.differs and _has_overlap(step):
+    if step.has_overlap:
         ran = " and ".join(f"{each.parts.overlap_ms:.2f}" for each in sides)
-        is_once = parts.once(step.before.parts, step.after.parts)
+        is_once = parts.once(*(each.parts for each in sides))
         counted = "the kernel of the busier stream alone" if is_once else "both kernels"
         lines.append(f"beside another kernel ran {ran} ms more: by category an instant counts for {counted}")
     return lines
 
 
-def _has_overlap(step: Explained) -> bool:
-    return max(step.before.parts.overlap_ms, step.after.parts.overlap_ms) >= LEAST_MS
-
-
 def tabulate(step: Explained) -> Table:
     """Return a row for each category if there is a difference, then GPU time, waiting and step."""
-    a, b = step.before.parts, step.after.parts
-    works = (
-        [(clean_line(row.category), row.before, row.after) for row in parts.changes(a, b)]
-        if step.differs
-        else []
-    )
-    if step.differs and _has_overlap(step) and not parts.once(a, b):
+    a, b, one, other = step.before.parts, step.after.parts, step.before.rung, step.after.rung
+    changes = parts.changes(a, b) if step.differs else []
+    works = [(clean_line(row.category), row.before, row.after) for row in changes]
+    if step.has_overlap and not parts.once(a, b):
         works.append((OVERLAP, Work(-a.overlap_ms), Work(-b.overlap_ms)))
     works.append(("GPU time of that cycle", Work(a.gpu_ms, a.launches), Work(b.gpu_ms, b.launches)))
-    one, other = step.before.rung, step.after.rung
     ends = (
         ("GPU time, all generations", one.gpu_ms, other.gpu_ms),
         ("waiting", one.waiting_ms, other.waiting_ms),
         ("step", one.step_ms, other.step_ms),
     )
     works += [(name, Work(was), Work(now)) for name, was, now in ends if was is not None and now is not None]
-    rows = [
-        [name, was.ms, now.ms, now.ms - was.ms]
-        + ([was.launches, now.launches] if was.launches or now.launches else [None, None])
-        for name, was, now in works
-    ]
-    columns = [
-        Column("ms a step"),
-        *(Column(name, "decimal") for name in step.names),
-        Column("change", "more_ms"),
-    ]
-    columns += [Column("launches before", "launches", 2), Column("launches after", "launches", 1)]
-    return Table(columns, rows, notes=list_notes(step))
+    rows = []
+    for name, first, second in works:
+        launches = [first.launches, second.launches] if first.launches or second.launches else [None, None]
+        rows.append([name, first.ms, second.ms, second.ms - first.ms, *launches])
+    columns = [Column("ms a step"), *(Column(name, "decimal") for name in step.names)]
+    columns += [Column("change", "more_ms"), Column("launches before", "launches", 2)]
+    return Table([*columns, Column("launches after", "launches", 1)], rows, notes=list_notes(step))
 
 
 def _list_origins(step: Explained) -> list[str]:
     """Return the lines on where the numbers come from: one for one file, two for two, with what sets them apart."""
     before, after = step.before.result, step.after.result
-    origins = [
+    first, second = (
         clean_line(f"{each.result.workload['name']}, {comparing.heading(each.result)}, {each.path}")
         for each in (step.before, step.after)
-    ]
+    )
     if before is after:
-        return origins[:1]
+        return [first]
     apart = comparing.differences(before, after) + comparing.software(before, after)
-    return [
-        f"before: {origins[0]}",
-        f"after:  {origins[1]}",
-        *(f"differs: {clean_line(line)}" for line in apart),
-    ]
+    return [f"before: {first}", f"after:  {second}", *(f"differs: {clean_line(line)}" for line in apart)]
 
 
 def render_terminal(step: Explained, width: int = PIPE_WIDTH) -> str:
@@ -299,12 +278,8 @@ def render_terminal(step: Explained, width: int = PIPE_WIDTH) -> str:
 def render_page(step: Explained) -> str:
     """Return the explanation as a section of Markdown."""
     lines = [f"### {escape_markdown(' and '.join(step.names))}", "", escape_markdown(describe(step)), ""]
-    lines += [
-        *(f"- {escape_markdown(line)}" for line in _list_origins(step)),
-        "",
-        render_markdown(tabulate(step)),
-    ]
-    return "\n".join(lines) + "\n"
+    lines += [f"- {escape_markdown(line)}" for line in _list_origins(step)]
+    return "\n".join([*lines, "", render_markdown(tabulate(step))]) + "\n"
 
 
 def write_data(step: Explained) -> dict[str, Any]:

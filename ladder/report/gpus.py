@@ -14,9 +14,9 @@ from typing import Any
 from ladder.core.protocol import FASTER, LESS_THAN, SLOWER, TOO_FEW
 from ladder.core.text import fine_factor, format_factor, less_than
 from ladder.plan import catalog
-from ladder.report import drawing, panels
+from ladder.report import chart, drawing
+from ladder.report.chart import MARGIN, WIDTH, Column, Line, Strip, draw_lines, short_ms
 from ladder.report.drawing import measured, wrapped
-from ladder.report.panels import MARGIN, WIDTH, Column, Line, Strip, draw_lines, short_ms
 from ladder.report.view import Row, View, view
 from ladder.results.run import Result
 from ladder.results.words import Seen
@@ -28,16 +28,8 @@ ARTICLE = "the article"
 IMAGES = 25_000_000  # a whole training of StyleGAN2
 
 
-@dataclass(frozen=True)
-class Published:
-    """The speed of a training that its authors published."""
-
-    gpu: str
-    s_kimg: float  # seconds for a thousand images
-
-
-# PUBLISHED_AS names their training, hardware and settings, and where they stand.
-PUBLISHED = (Published("V100", 20.84), Published("A100", 12.53))
+# Seconds for a thousand images; PUBLISHED_AS names the training, hardware and settings, and where they stand.
+PUBLISHED = {"V100": 20.84, "A100": 12.53}
 PUBLISHED_AS = (
     "NVIDIA's own: its StyleGAN2 at 256x256 with as many channels, two mapping layers, one GPU, batch 16, FP16 in "
     "the four highest resolutions and ADA; the speed of its whole training loop (stylegan3, docs/configs.md)."
@@ -68,81 +60,61 @@ class Bar:
     gains: bool = True  # whether it is compared with the rung before it
 
 
-def render(
-    pairs: Sequence[tuple[Result, Result | None]],
-    kind: str,
-    theme: Theme = LIGHT,
-    published: Sequence[Published] = PUBLISHED,
-) -> bytes:
-    """Return the picture as PNG or SVG bytes.
+def render(pairs: Sequence[tuple[Result, Result | None]], kind: str, theme: Theme = LIGHT) -> bytes:
+    """Return the picture as PNG or SVG bytes. Raises UserError where it cannot be drawn.
 
     Args:
         pairs: for each GPU its staircase of the article's ladder, and that of the longer ladder or None.
-        published: speeds to name beside ours.
-
-    Raises:
-        UserError: the picture cannot be drawn; one line.
     """
-    return drawing.save(lambda: draw_figure(pairs, theme, published), kind, theme)
+    return drawing.save(lambda: draw_figure(pairs, theme), kind, theme)
 
 
-def draw_figure(
-    pairs: Sequence[tuple[Result, Result | None]],
-    theme: Theme = LIGHT,
-    published: Sequence[Published] = PUBLISHED,
-) -> Any:
+def draw_figure(pairs: Sequence[tuple[Result, Result | None]], theme: Theme = LIGHT) -> Any:
     """Lay out in inches, from the top: headline, legend, rungs, table, small print."""
     machines, batch = [_read_machine(*pair) for pair in pairs], int(pairs[0][0].workload["batch"])
-    groups, table = _list_groups(machines), _list_speeds(machines, batch, published)
-    bottom = TOP + sum(LINE * len(bars) + PAD for _, bars in groups)
+    groups, table = _list_groups(machines), _list_speeds(machines, batch)
+    bars = [bar for _, each in groups for bar in each]
+    bottom = TOP + LINE * len(bars) + PAD * len(groups)
     shown, names = machines[0].shown, [each.name for each in machines]
-    title = (
-        f"What each optimization gains on {' and '.join(filter(None, (', '.join(names[:-1]), names[-1])))}"
-    )
+    title = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     versions = {part for each in machines for part in each.shown.machine.split(", ") if "PyTorch" in part}
     details = f"{shown.workload}   |   {', '.join(sorted(versions))}"
-    above = bottom + 0.3 + LINE * len(table)
-    figure, axes = panels.lay_sheet(above, title, details, _list_notes(machines, published), theme)
-    waits = "GPU waiting; together the step, lower is better"
-    tones = [(theme.busy, "GPU working", False), (theme.idle, waits, False)]
+    above, notes = bottom + 0.3 + LINE * len(table), _list_notes(machines)
+    figure, axes = chart.lay_sheet(above, f"What each optimization gains on {title}", details, notes, theme)
+    tones = [(theme.busy, "GPU working", False), (theme.idle, chart.WAITS, False)]
     if any(row.article_ms for row in shown.rows):
         reference = shown.reference.split(",")[0][:40]
         tones.append((theme.article, f"{ARTICLE}: {reference}, another machine", True))
-    panels.draw_legend(axes, MARGIN, 1.0, tones)
+    chart.draw_legend(axes, 1.0, tones)
 
-    bars = [bar for _, each in groups for bar in each]
-    cells = [*zip(*(_list_cells(bar, theme) for bar in bars), strict=True)]
+    cells = zip(*(_list_cells(bar, theme) for bar in bars), strict=True)
     headings = ("vs previous\nGPU", "vs previous\nstep", "total\nGPU", "total\nstep")
     columns = [Column(*each, "right") for each in zip(headings, cells, strict=True)]
     left = MARGIN + NAMES + max(measured(bar.machine, 8.5) for bar in bars) + 0.12
-    right = panels.edges(columns, WIDTH - MARGIN)[0] - 0.2
+    right = chart.place_columns(columns, WIDTH - MARGIN)[0] - 0.2
     most = max([bar.article or bar.row.step_ms or 0.0 for bar in bars])
-    strip = Strip(left, right - left - 0.5, 0.0, LINE / 0.75, most or 1.0)
+    strip = Strip(left, (right - left - 0.5) / (most or 1.0), 0.58 / 0.75 * LINE)
     for x, text in ((MARGIN, "each rung with those before it"), (left, "ms per step")):
         axes.text(x, TOP - 0.1, text, color=theme.muted, fontsize=8.5)
     top, ys = TOP, list[float]()
     for name, group in groups:
-        panels.draw_rule(axes, top, theme)
+        chart.draw_rule(axes, top, theme)
         lines = [Line(text, theme.ink, 9.5) for text in wrapped(name, 9.5, NAMES - 0.1)]
         draw_lines(axes, MARGIN, top + (PAD + LINE * len(group)) / 2, lines)
         for number, bar in enumerate(group):
             ys.append(top + PAD / 2 + LINE * (number + 0.5))
             _draw_bar(axes, strip, ys[-1], bar, right, theme)
         top += LINE * len(group) + PAD
-    panels.draw_rule(axes, top, theme)
-    panels.draw_columns(axes, columns, ys, TOP, WIDTH - MARGIN, theme)
+    chart.draw_rule(axes, top, theme)
+    chart.draw_columns(axes, columns, ys, TOP, theme)
     wide = (WIDTH - MARGIN - left) / max(3, len(table[0]) - 1)
     for number, (name, *speeds) in enumerate(table):
         color = theme.article if name == ARTICLE else theme.ink if number else theme.muted
         y = bottom + 0.3 + LINE * number
         draw_lines(axes, MARGIN, y, [Line(name, color)])
         for index, speed in enumerate(speeds):
-            draw_lines(
-                axes,
-                left + wide * index,
-                y,
-                [Line(each, color) for each in wrapped(speed, 8.5, wide - 0.1, 1)],
-            )
+            (text,) = wrapped(speed, 8.5, wide - 0.1, 1) or [""]
+            draw_lines(axes, left + wide * index, y, [Line(text, color)])
     return figure
 
 
@@ -150,11 +122,9 @@ def _read_machine(article: Result, longer: Result | None) -> Machine:
     """Return the rungs of a GPU, whose name is without its maker and its kind of memory: `H100 80GB`."""
     shown = view(article)
     top = next((row for row in reversed(view(longer).rows) if row.step_ms), None) if longer else None
-    count = rungs_up_to(longer, top.name) if longer and top else 0
     gpu = shown.machine.split(",")[0]
-    return Machine(
-        " ".join(re.sub(r"\b(NVIDIA|Tesla|HBM\w*)\b", " ", gpu).split())[:16] or gpu, shown, top, count
-    )
+    name = " ".join(re.sub(r"\b(NVIDIA|Tesla|HBM\w*)\b", " ", gpu).split())[:16] or gpu
+    return Machine(name, shown, top, rungs_up_to(longer, top.name) if longer and top else 0)
 
 
 def rungs_up_to(result: Result, name: str) -> int:
@@ -172,9 +142,7 @@ def _list_groups(machines: Sequence[Machine]) -> list[tuple[str, list[Bar]]]:
         groups.append((row.title, [*bars, *([Bar(ARTICLE, row, row.article_ms)] if row.article_ms else [])]))
     tops = [Bar(each.name, each.top, gains=False) for each in machines if each.top]
     counts = {each.rungs for each in machines if each.top}
-    name = (
-        f"all {counts.pop()} rungs of the ladder full" if len(counts) == 1 else "the top of the ladder full"
-    )
+    name = f"all {max(counts)} rungs of the ladder full" if len(counts) == 1 else "the top of the ladder full"
     return [*groups, *([(name, tops)] if tops else [])]
 
 
@@ -184,14 +152,13 @@ def _draw_bar(axes: Any, strip: Strip, y: float, bar: Bar, right: float, theme: 
     draw_lines(axes, MARGIN + NAMES, y, [Line(bar.machine, color)])
     if bar.article:
         wide = strip.scale * bar.article
-        outline = {"color": theme.ground, "edgecolor": theme.article}
-        axes.barh(y, wide, strip.bar - 0.02, left=strip.left, zorder=2, **outline)
+        axes.barh(y, wide, strip.thick - 0.02, left=strip.left, zorder=2, color=theme.ground, edgecolor=color)
         draw_lines(axes, strip.left + wide + 0.06, y, [Line(short_ms(bar.article), color, 9)])
     elif row.step_ms:
-        panels.draw_step(axes, strip, y, row, theme, is_known=row.gpu is not None, size=9)
+        chart.draw_step(axes, strip, y, row, theme, is_known=row.gpu is not None, size=9)
     else:
         reason = f"{row.status}: {row.reason}" if row.reason else row.status
-        color = theme.muted if row.status in panels.QUIET else theme.bad
+        color = theme.muted if row.status in chart.QUIET else theme.bad
         draw_lines(axes, strip.left, y, [Line(wrapped(reason, 8.5, right - strip.left, 1)[0], color)])
 
 
@@ -216,7 +183,7 @@ def _show_gain(seen: Seen, theme: Theme) -> Line:
     return Line(word or fine_factor(seen.ratio), theme.muted)
 
 
-def _list_speeds(machines: Sequence[Machine], batch: int, published: Sequence[Published]) -> list[list[str]]:
+def _list_speeds(machines: Sequence[Machine], batch: int) -> list[list[str]]:
     """Return the lines of the table of a whole training: headings, then a GPU each, then the article and others.
 
     A cell has seconds for a thousand images and hours: `19.0 s/kimg, 132 h`.
@@ -235,14 +202,12 @@ def _list_speeds(machines: Sequence[Machine], batch: int, published: Sequence[Pu
         )
     if all(end.article_ms for end in ends):
         lines.append([ARTICLE, *(describe((end.article_ms or 0.0) / batch) for end in ends)])
-    if published:
-        empty = [""] * (len(lines[0]) - 1)
-        lines[0].append("NVIDIA's own")
-        lines += [[each.gpu, *empty, describe(each.s_kimg)] for each in published]
-    return lines
+    empty = [""] * (len(lines[0]) - 1)
+    lines[0].append("NVIDIA's own")
+    return [*lines, *([gpu, *empty, describe(s_kimg)] for gpu, s_kimg in PUBLISHED.items())]
 
 
-def _list_notes(machines: Sequence[Machine], published: Sequence[Published]) -> list[str]:
+def _list_notes(machines: Sequence[Machine]) -> list[str]:
     """Return the small print: what would mislead if it were left out."""
     rows = [row for each in machines for row in each.shown.rows]
     first = "vs previous: bold if the interval lies beyond the noise floor; < X%: a larger difference is ruled out."
@@ -250,7 +215,7 @@ def _list_notes(machines: Sequence[Machine], published: Sequence[Published]) -> 
         first += " Totals of the ladder full are over the baseline of its own run."
     if any(row.step_ms and not row.gpu for row in rows):
         first += " A grey bar: its GPU time is unknown."
-    first += f" {panels.ABOVE}." if panels.is_above(rows) else ""
+    first += f" {chart.ABOVE}." if chart.is_above(rows) else ""
     notes = [
         first,
         f"s/kimg: seconds for a thousand images; h: hours for {IMAGES // 10**6} million, of steps alone, with lazy"
@@ -259,4 +224,4 @@ def _list_notes(machines: Sequence[Machine], published: Sequence[Published]) -> 
     if any(row.article_ms for row in rows):
         reference = machines[0].shown.reference
         notes.append(f"The article: {reference}; its GPU time is unknown, and it is not a target.")
-    return [*notes, *([PUBLISHED_AS] if published else [])]
+    return [*notes, PUBLISHED_AS]

@@ -12,7 +12,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ladder.core import text
 from ladder.core.errors import UserError
@@ -21,7 +21,7 @@ from ladder.core.plain import Fields, Plain
 from ladder.plan import catalog, modes
 from ladder.report import advising
 from ladder.report.advising import LEFT_OUT, SKIP, STAIRCASE, UNDECIDED, Advised, Sources
-from ladder.report.view import contains, list_ladder, view
+from ladder.report.view import View, contains, list_ladder, view
 from ladder.results import publishable, ranking
 from ladder.results.run import Result, RungResult
 from ladder.results.words import answer
@@ -50,8 +50,7 @@ class Recommendation:
     """The recommendation for one machine and workload."""
 
     sources: Sources
-    machine: str
-    workload: str
+    shown: View  # of the main result
     batch: int
     images: int
     price: float | None  # an hour
@@ -118,31 +117,29 @@ def recommend(sources: Sources, images: int = IMAGES, price: float | None = None
         UserError: no rung has a number.
     """
     result, rungs, stairs = sources.main, advising.advise(sources), sources.staircase
-    shown, batch = view(result), int(result.workload["batch"])
+    batch, runs = int(result.workload["batch"]), [run for run in (stairs, sources.left_out) if run]
     timed = [rung for rung in _list_timed(result) if stairs or rung.name == modes.ALL]
     if not timed:
         raise UserError("no rung of the result has a number: nothing can be recommended")
     names, recipe, remarks = _choose_recipe(sources, timed[-1], rungs)
     # The entry that ran this very recipe, the staircase's first; else the highest rung that passed.
-    runs = [(rung, run) for run in (stairs, sources.left_out) if run for rung in _list_timed(run)]
-    same = [
-        each for each in runs if each[0].recipe is not None and _is_same(_complete(each[0].recipe), recipe)
-    ]
+    entries = [(rung, run) for run in runs for rung in _list_timed(run)]
+    same = [each for each in entries if each[0].recipe is not None and _is_same(each[0].recipe, recipe)]
     best, source = same[0] if same else (timed[-1], result)
-    base = next((rung for rung in stairs.rungs if rung.name == stairs.baseline), None) if stairs else None
+    bases = {id(run): rung for run in runs for rung in run.rungs if stairs and rung.name == stairs.baseline}
+    base, beside = bases.get(id(stairs)), bases.get(id(source))
     without = f"{modes.ALL} without " if source is sources.left_out and best.name != modes.ALL else ""
     unsure = [each.name for each in rungs if each.advice == UNDECIDED and each.clock]
     if unsure:
         remarks.append(f"undecided, and in the recipe as they were timed: {', '.join(unsure)}")
-    marks = [mark for run in (stairs, sources.left_out) if run for mark in view(run).marks]
     return Recommendation(
-        sources=sources, machine=shown.machine, workload=shown.workload, batch=batch, images=images,
-        price=price, rungs=rungs, recipe_rungs=names, recipe=recipe, baseline_name=base.name if base else None,
+        sources=sources, shown=view(result), batch=batch, images=images, price=price, rungs=rungs,
+        recipe_rungs=names, recipe=recipe, baseline_name=base.name if base else None,
         baseline=units(base.step_ms, batch, images, price) if base and base.step_ms else None,
         timed_as=without + best.name, is_timed=bool(same),
         recommended=units(best.step_ms or 0.0, batch, images, price),
-        prepare_s=advising.derive_preparing(source, best.name, base.name) if base else None,
-        marks=list(dict.fromkeys(marks)), remarks=remarks,
+        prepare_s=advising.derive_preparing(best, beside) if beside else None,
+        marks=list(dict.fromkeys(mark for run in runs for mark in view(run).marks)), remarks=remarks,
     )  # fmt: skip
 
 
@@ -151,14 +148,10 @@ def _list_timed(result: Result) -> list[RungResult]:
     return [rung for rung in result.rungs if rung.status == "ok" and rung.step_ms and rung.name != rival]
 
 
-def _complete(recipe: Mapping[str, Any]) -> Fields:
-    """Return a recipe with every field; a file may hold the changed ones alone."""
-    return Recipe().to_dict() | dict(recipe)
-
-
-def _is_same(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
-    """Return whether two recipes with every field are equal on equal hosts."""
-    return one is not None and other is not None and one.keys() == other.keys() and contains(one, other)
+def _is_same(recipe: Mapping[str, Any], other: Fields | None) -> bool:
+    """Return whether a stored recipe, perhaps of the changed fields alone, equals one of all on equal hosts."""
+    recipe = Recipe().to_dict() | dict(recipe)
+    return other is not None and recipe.keys() == other.keys() and contains(recipe, other)
 
 
 def _choose_recipe(
@@ -170,31 +163,28 @@ def _choose_recipe(
     if another one needs it. A leave-one-out run left these out together, so they go together. The recipe is made of
     the changes that the rungs of the whole ladder have today, as far as the top contains them or the run timed them.
     """
-    result, top_recipe = sources.main, _complete(top.recipe or {})
+    result, recipe = sources.main, Recipe().to_dict() | dict(top.recipe or {})
     timed = {rung.name for rung in result.rungs if rung.status == "ok"}
-    known = {
-        each: catalog.load_rung(each).change for each in list_ladder(result) if each in catalog.list_rungs()
-    }
-    changes = {
-        each: change for each, change in known.items() if each in timed or contains(top_recipe, change)
-    }
+    ours = [name for name in list_ladder(result) if name in catalog.list_rungs()]
+    known = {name: catalog.load_rung(name).change for name in ours}
+    changes = {name: each for name, each in known.items() if name in timed or contains(recipe, each)}
     skips = {each.name: each for each in rungs if each.advice == SKIP}
     remarks = []
-    if not _is_same(recipe := _join_changes(changes), top_recipe):
+    if not _is_same(recipe, _join_changes(changes)):
         remarks.append("the rungs have changed since this run: the recipe is made of today's")
     for name, advised in skips.items():
         if name not in changes:  # It went with a rung that it rests on.
             continue
-        rest = functools.reduce(
-            lambda left, each: modes.drop_rung(each, left), (name, *advised.between), changes
-        )
+        rest = changes
+        for each in (name, *advised.between):
+            rest = modes.drop_rung(each, rest)
         lost = [each for each in changes if each not in rest and each not in (*skips, *advised.between)]
         if lost and advised.source == STAIRCASE:
             remarks.append(f"{name} stays in the recipe although it is SKIP: needed by {', '.join(lost)}")
         else:
             remarks += [f"{', '.join(lost)}: left out with {name}, as it was measured"] if lost else []
-            changes, recipe = rest, _join_changes(rest)
-    return list(changes), recipe, remarks
+            changes = rest
+    return list(changes), _join_changes(changes), remarks
 
 
 def _join_changes(changes: Mapping[str, Fields]) -> Fields | None:
@@ -221,12 +211,10 @@ def tabulate_rungs(advice: Recommendation) -> Table:
     rows = []
     for each in advice.rungs:
         by = f"{each.clock}, left out" if each.source == LEFT_OUT else each.clock
-        hours = advice.hours(each.saved_ms)
+        hours, seen = advice.hours(each.saved_ms), each.seen
         money = None if hours is None or advice.price is None else hours * advice.price
-        figures = (
-            each.interval, each.saved_ms, hours, each.prepare_s, _describe_steps(each.pays_back), money,
-        )  # fmt: skip
-        rows.append([each.name, each.advice, by, answer(each.seen), *figures])
+        figures = (each.saved_ms, hours, each.prepare_s, _describe_steps(each.pays_back), money)
+        rows.append([each.name, each.advice, by, answer(seen), seen.interval, *figures])
     return Table(columns, rows).drop_empty()
 
 
@@ -284,24 +272,23 @@ def render_terminal(
         files: by kind the name of each result that the advice comes from.
         other_code: a leave-one-out run of other code, which advises by itself alone.
     """
-    lines = [whose, advice.workload]
+    lines = [whose, advice.shown.workload]
     for kind, result in ((STAIRCASE, advice.sources.staircase), (LEFT_OUT, advice.sources.left_out)):
         if result:
             days = f"generations: {ranking.fewest_rounds(result)}, {result.started[:10]}"
             lines.append(f"{kind}: {files.get(kind, 'stored')} ({days})")
         else:
             lines.append(f"{kind}: none{f' of this code; of other code: {other_code}' if other_code else ''}")
-    lines += [*advice.marks, "", render_text(tabulate_rungs(advice)), "", *list_reasons(advice.rungs)]
-    lines += [
-        "", render_text(tabulate_units(advice)), "", f"recipe: {', '.join(advice.recipe_rungs)}", *list_notes(advice),
-    ]  # fmt: skip
+    lines += [*advice.marks, "", render_text(tabulate_rungs(advice)), "", *list_reasons(advice.rungs), ""]
+    lines += [render_text(tabulate_units(advice)), "", f"recipe: {', '.join(advice.recipe_rungs)}"]
+    lines += list_notes(advice)
     return "".join(each if each.isprintable() or each == "\n" else " " for each in "\n".join(lines))
 
 
 def render_advice(advice: Recommendation, whose: str) -> str:
     """Return the recommendation as a section of Markdown, with the code of its rungs in plain PyTorch."""
-    lines = [f"### What to switch on: {text.escape_markdown(advice.machine)}", ""]
-    lines += [text.escape_markdown(f"{whose}; {advice.workload}"), ""]
+    lines = [f"### What to switch on: {text.escape_markdown(advice.shown.machine)}", ""]
+    lines += [text.escape_markdown(f"{whose}; {advice.shown.workload}"), ""]
     lines += [f"**{text.escape_markdown(mark)}**\n" for mark in advice.marks]
     lines += [render_markdown(tabulate_rungs(advice)), "", render_markdown(tabulate_units(advice)), ""]
     notes = [*list_reasons(advice.rungs), f"recipe: {', '.join(advice.recipe_rungs)}", *list_notes(advice)]
@@ -315,15 +302,16 @@ def write_data(advice: Recommendation, whose: str, files: Mapping[str, str]) -> 
         {
             "rung": each.name, "title": each.title, "advice": each.advice, "source": each.source or None,
             "clock": each.clock or None, "verdict": each.seen.verdict or None, "gain": each.seen.ratio,
-            "interval": each.interval and list(each.interval), "reason": each.reason, "decide": each.decide,
+            "interval": each.seen.interval and list(each.seen.interval), "reason": each.reason, "decide": each.decide,
             "saved_ms": each.saved_ms, "saved_hours": advice.hours(each.saved_ms), "prepare_s": each.prepare_s,
             "pays_back_steps": each.pays_back, "in_recipe": each.name in advice.recipe_rungs,
         }
         for each in advice.rungs
     ]  # fmt: skip
     return {
-        "from": whose, "files": files, "machine": advice.machine, "workload": advice.workload, "batch": advice.batch,
-        "images": advice.images, "price_per_hour": advice.price, "not_publishable": list(advice.marks),
+        "from": whose, "files": files, "machine": advice.shown.machine, "workload": advice.shown.workload,
+        "batch": advice.batch, "images": advice.images,
+        "price_per_hour": advice.price, "not_publishable": list(advice.marks),
         "rungs": rungs,
         "baseline": advice.baseline and {"rung": advice.baseline_name, **asdict(advice.baseline)},
         "recommended": {
@@ -339,7 +327,7 @@ def recipe_yaml(advice: Recommendation, whose: str) -> str:
     """Return the recommended recipe as YAML with its changed fields, as `ladder train --recipe FILE` reads it."""
     assert advice.recipe is not None
     usual = asdict(Recipe())  # with the fields that plain data leave out at their defaults
-    about = [f"The recipe that `ladder recommend` gives: {whose}", advice.workload]
+    about = [f"The recipe that `ladder recommend` gives: {whose}", advice.shown.workload]
     about += textwrap.wrap(f"rungs: {', '.join(advice.recipe_rungs)}", 110)
     about += map(publishable.told, advice.marks)
     about += [] if advice.is_timed else [f"not timed itself; the figures are those of {advice.timed_as}"]
@@ -352,14 +340,13 @@ def recipe_yaml(advice: Recommendation, whose: str) -> str:
 PAGE = "docs/adopt.md"
 
 
-@dataclass(frozen=True)
-class AdoptSection:
+class AdoptSection(NamedTuple):
     """A section of docs/adopt.md: its title, the rungs that it has in backticks, its anchor, its blocks of code."""
 
     title: str
-    rungs: tuple[str, ...]
+    rungs: list[str]
     anchor: str
-    blocks: tuple[str, ...]
+    blocks: list[str]
 
 
 @functools.cache
@@ -369,8 +356,8 @@ def read_sections() -> list[AdoptSection]:
     for part in re.split(r"^(?=##)", (ROOT / PAGE).read_text(encoding="utf-8"), flags=re.MULTILINE):
         if match := re.match(r"### (.*)\n", part):
             anchor = re.sub(r"[^\w\- ]", "", match[1].lower()).replace(" ", "-")
-            blocks = tuple(re.findall(r"^```py\n(.+?)^```", part, re.MULTILINE | re.DOTALL))
-            sections.append(AdoptSection(match[1], tuple(re.findall(r"`(\w+)`", match[1])), anchor, blocks))
+            blocks = re.findall(r"^```py\n(.+?)^```", part, re.MULTILINE | re.DOTALL)
+            sections.append(AdoptSection(match[1], re.findall(r"`(\w+)`", match[1]), anchor, blocks))
     return sections
 
 

@@ -1,4 +1,4 @@
-"""The table of a run, as one `Table` for terminal, Markdown and page, and its rungs as CSV."""
+"""The tables of a run for terminal, Markdown and page: its rungs, its receipts and parity; and its rungs as CSV."""
 
 from __future__ import annotations
 
@@ -8,24 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from ladder.core import files, starting
 from ladder.core.errors import UserError
-from ladder.core.plain import Plain
 from ladder.core.protocol import INSIDE, LESS_THAN
-from ladder.core.records import write_whole
 from ladder.core.text import clean_line, escape_markdown, format_count
 from ladder.plan import modes
-from ladder.report import checks, output
-from ladder.report.view import Row, View, shown_top, turn_row, view
+from ladder.report import output, tiles
+from ladder.report.view import Row, View, derive_share, shown_top, turn_row, view
 from ladder.results import sources
-from ladder.results.combine.series import collect as collect
-from ladder.results.combine.series import of_this_machine as of_this_machine
-from ladder.results.combine.series import readable as readable
-from ladder.results.combine.series import with_top as with_top
 from ladder.results.run import Result
 from ladder.results.words import answer, word
-from ladder.show.table import Column, Table, render_csv, render_markdown, render_text
+from ladder.show.table import Column, Table, join_lines, render_csv, render_markdown, render_text
 
 Field = tuple[str, str, int, str | Callable[[Row], Any]]  # title, kind, priority, and what it shows of a row
 MARKED = "each entry trains another model; none is an optimization, and none counts in a ladder"
@@ -42,8 +37,9 @@ def tabulate(shown: View, titles: bool = False) -> Table:
     Args:
         titles: whether a row is named by the rung's title instead of its name.
     """
+    versus, is_study = shown.versus, shown.is_study
     fields: list[Field] = [
-        ("entry" if shown.is_study else "rung", "text", 0, "title" if titles else "name"),
+        ("entry" if is_study else "rung", "text", 0, "title" if titles else "name"),
         ("ms/step", "ms", 0, lambda row: row.step_ms if row.status == "ok" else row.status),
         ("95% interval", "ms_interval", 32, "interval"),
     ]
@@ -52,29 +48,24 @@ def tabulate(shown: View, titles: bool = False) -> Table:
             ("GPU ms", "ms", 4, "gpu.ms"),
             ("waiting\n(ms)", "ms", 5, "gpu.waiting_ms"),
             ("host ms", "ms", 10, "host_ms"),
-            (f"{shown.versus}\n(GPU)", "amount", 2, lambda row: answer(row.gpu.seen) if row.gpu else None),
-            ("interval\n(GPU)", "interval", 14, "gpu.gain"),
-            (f"{shown.versus}\n(step)", "amount", 1, lambda row: answer(row.seen)),
-            ("interval\n(step)", "interval", 15, "gain"),
+            (f"{versus}\n(GPU)", "amount", 2, lambda row: answer(row.gpu.seen) if row.gpu else None),
+            ("interval\n(GPU)", "interval", 14, "gpu.seen.interval"),
+            (f"{versus}\n(step)", "amount", 1, lambda row: answer(row.seen)),
+            ("interval\n(step)", "interval", 15, "seen.interval"),
         ]
     else:
         fields += [
-            (shown.versus, "speedup", 2, lambda row: None if row.verdict in INSIDE else row.previous),
-            ("interval", "interval", 26, "gain"),
+            (versus, "speedup", 2, lambda row: None if row.seen.verdict in INSIDE else row.seen.ratio),
+            ("interval", "interval", 26, "seen.interval"),
             ("verdict", "text", 1, lambda row: word(row.seen)),
         ]
-    if shown.is_study:
-        several = len({row.updates for row in shown.rows}) > 1  # images a step
+    if is_study:
+        per_image = len({row.rung.updates for row in shown.rows}) > 1  # the entries have other images a step
+        fields += [("ms/image", "ms", 6, "ms_per_image")] if per_image else []
         fields += [
-            (
-                "ms/image",
-                "ms",
-                6,
-                lambda row: 1000 / row.images_per_s if several and row.images_per_s else None,
-            ),
-            ("images/s", "amount", 7, "images_per_s"),
-            ("GFLOP/step", "amount", 8, lambda row: row.flops and row.flops / 1e9),
-            ("parameters, M", "amount", 9, lambda row: row.parameters and row.parameters / 1e6),
+            ("images/s", "amount", 7, "rung.images_per_s"),
+            ("GFLOP/step", "amount", 8, "gflop"),
+            ("parameters, M", "amount", 9, "million_parameters"),
         ]
     elif shown.mode != modes.LEAVE_ONE_OUT:  # there the rows themselves are about the top
         fields += [
@@ -87,12 +78,12 @@ def tabulate(shown: View, titles: bool = False) -> Table:
         ("total", "speedup", 0, "total"),
         ("total interval", "interval", 27, "total_interval"),
         ("total\n(GPU)", "speedup", 17, lambda row: row.gpu.total if row.gpu and row.total else None),
-        ("main ms", "ms", 29, lambda row: None if shown.is_study else row.main_ms),
-        ("host bound", "percent", 23, lambda row: None if shown.is_study else row.host_bound),
+        ("main ms", "ms", 29, lambda row: None if is_study else row.rung.main_ms),
+        ("host bound", "percent", 23, lambda row: None if is_study else row.rung.host_bound),
         ("in force" if shown.mode == modes.MISTAKES else "receipts", "text", 19, "receipts"),
         ("parity", "text", 19, "parity"),
         ("rejected", "count", 21, lambda row: row.rejected or None),
-        ("images/s", "amount", 25, lambda row: None if shown.is_study else row.images_per_s),
+        ("images/s", "amount", 25, lambda row: None if is_study else row.rung.images_per_s),
         (shown.memory, "amount", 24, "memory"),
         ("allocated GiB", "amount", 31, "allocated"),
         ("device GiB", "amount", 22, "device"),
@@ -151,39 +142,83 @@ def markdown(result: Result) -> str:
     lines += [f"{escape_markdown(shown.workload)}; {escape_markdown(shown.protocol)}", ""]
     lines += [f"**{escape_markdown(mark)}**\n" for mark in shown.marks]
     lines.append(render_markdown(tabulate(shown, titles=True)))
-    lines += [f"\n{render_markdown(table)}" for table in checks.tabulate_checks(result)]
+    lines += [f"\n{render_markdown(table)}" for table in tabulate_checks(result)]
     return "\n".join(lines) + "\n"
+
+
+# --- receipts and parity ----------------------------------------------------------------------------------------------
+
+RECEIPTS = (Column("rung"), Column("receipt of"), Column("engaged"), Column("evidence"))
+PARITY = (
+    Column("rung"), Column("phase"), Column("quantity"), Column("error", "error"), Column("budget", "error"),
+    Column("nearest tensor", "text", 3), Column("its error", "error", 2), Column("its budget", "error", 2),
+    Column("of budget", "decimal"),
+)  # fmt: skip
+CHOICES = (Column("op"), Column("call"), Column("in", "text", 1), Column("choice"))
+
+
+def tabulate_checks(result: Result) -> list[Table]:
+    """Return every receipt, every parity error, and the tiles that the kernels ran with, as far as there are any."""
+    receipts, errors, notes = list[list[Any]](), list[list[Any]](), list[tuple[str, str]]()
+    for rung in result.rungs:
+        for name, receipt in (rung.receipts or {}).items():
+            engaged = "ok" if receipt.engaged else "not engaged"
+            receipts += [[rung.name, name, engaged, line] for line in receipt.lines]
+        if not (parity := rung.parity):
+            continue
+        for phase, quantities in (parity.phases or {}).items():
+            for name, entry in quantities.items():
+                share, nearest = derive_share(entry), (entry.nearest_error, entry.nearest_budget)
+                of_budget = "not judged" if share is None else share
+                row = [rung.name, phase, name, entry.error, entry.budget, entry.nearest, *nearest, of_budget]
+                errors.append(row)
+        lines = [] if parity.verdict == "ok" else [parity.verdict, *parity.problems]
+        if reference := parity.reference:
+            lines += [f"reference: FP64 on {reference.made_on}, batch {reference.batch}", *reference.notes]
+        if budget := parity.budget:
+            lines.append(f"budget: {budget.factor:g} times the spread of plain PyTorch in {budget.precision}")
+        notes += [(rung.name, line) for line in lines]
+    choices = []
+    for each in result.choices or []:
+        facts = msgspec.to_builtins(each)
+        known = (name for name in tiles.FACTS if facts.get(name) is not None)
+        choice = each.entry or ", ".join(f"{name} {facts[name]}" for name in known)
+        choices.append([each.op, each.case or each.direction, ", ".join(each.rungs), choice])
+    about = "Parity: errors of the whole, and of the tensor nearest to its budget"
+    tables = [
+        Table(RECEIPTS, receipts, "Receipts"), Table(PARITY, errors, about, join_lines(notes)),
+        Table(CHOICES, choices, "Tiles that the kernels ran with"),
+    ]  # fmt: skip
+    return [table for table in tables if table.rows or table.notes]
 
 
 def print_checks(result: Result) -> None:
     """Print every receipt, every parity error and the tiles of a run."""
-    tables = [render_text(table, output.measure_width()) for table in checks.tabulate_checks(result)]
+    tables = [render_text(table, output.measure_width()) for table in tabulate_checks(result)]
     click.echo("\n\n".join(tables or ["no receipts and no parity check in this result"]) + "\n")
 
 
-def data_of(result: Result) -> Plain:
-    """Return a run with every figure that follows from it, for programs; an unknown value is None."""
-    return write_whole(result)
-
+# --- CSV --------------------------------------------------------------------------------------------------------------
 
 # The columns of CSV behind those of the whole run: name of the column, and where a row has its value.
 CSV_ROW = {
     "rung": "name", "title": "title", "mode": "", "status": "status", "reason": "reason", "step_ms": "step_ms",
-    "interval_low_ms": "interval.0", "interval_high_ms": "interval.1", "speedup_previous": "previous",
-    "speedup_previous_low": "gain.0", "speedup_previous_high": "gain.1", "verdict": "verdict",
-    "gain_at_top": "top_gain", "advice": "advice", "speedup_total": "total", "main_ms": "main_ms",
-    "main_speedup_total": "main_total", "host_bound": "host_bound", "images_per_s": "images_per_s",
-    "peak_gib": "memory", "article_ms": "article_ms", "article_speedup_total": "article_total",
-    "speedup_total_low": "total_interval.0", "speedup_total_high": "total_interval.1",
-    "gain_at_top_low": "top_interval.0", "gain_at_top_high": "top_interval.1", "noise_floor": "floor",
-    "receipts": "receipts", "parity": "parity", "parity_of_budget": "parity_share", "rejected_visits": "rejected",
-    "allocated_gib": "allocated", "device_gib": "device", "torch": "", "cuda": "", "triton": "",
-    "not_publishable": "", "gpu_ms": "gpu.ms", "gpu_interval_low_ms": "gpu.interval.0",
-    "gpu_interval_high_ms": "gpu.interval.1", "waiting_ms": "gpu.waiting_ms", "gpu_speedup_previous": "gpu.previous",
-    "gpu_speedup_previous_low": "gpu.gain.0", "gpu_speedup_previous_high": "gpu.gain.1", "gpu_verdict": "gpu.verdict",
-    "gpu_less_than": "gpu.below", "less_than": "below", "gpu_speedup_total": "gpu.total",
-    "gpu_noise_floor": "gpu.floor", "gpu_gain_at_top": "gpu.top_gain", "gpu_gain_at_top_low": "gpu.top_interval.0",
-    "gpu_gain_at_top_high": "gpu.top_interval.1",
+    "interval_low_ms": "interval.0", "interval_high_ms": "interval.1", "speedup_previous": "seen.ratio",
+    "speedup_previous_low": "seen.interval.0", "speedup_previous_high": "seen.interval.1",
+    "verdict": "seen.verdict", "gain_at_top": "top_gain", "advice": "advice", "speedup_total": "total",
+    "main_ms": "rung.main_ms", "main_speedup_total": "main_total", "host_bound": "rung.host_bound",
+    "images_per_s": "rung.images_per_s", "peak_gib": "memory", "article_ms": "article_ms",
+    "article_speedup_total": "article_total", "speedup_total_low": "total_interval.0",
+    "speedup_total_high": "total_interval.1", "gain_at_top_low": "top_interval.0",
+    "gain_at_top_high": "top_interval.1", "noise_floor": "floor", "receipts": "receipts", "parity": "parity",
+    "parity_of_budget": "parity_share", "rejected_visits": "rejected", "allocated_gib": "allocated",
+    "device_gib": "device", "torch": "", "cuda": "", "triton": "", "not_publishable": "", "gpu_ms": "gpu.ms",
+    "gpu_interval_low_ms": "gpu.interval.0", "gpu_interval_high_ms": "gpu.interval.1",
+    "waiting_ms": "gpu.waiting_ms", "gpu_speedup_previous": "gpu.seen.ratio",
+    "gpu_speedup_previous_low": "gpu.seen.interval.0", "gpu_speedup_previous_high": "gpu.seen.interval.1",
+    "gpu_verdict": "gpu.seen.verdict", "gpu_less_than": "gpu.seen.below", "less_than": "seen.below",
+    "gpu_speedup_total": "gpu.total", "gpu_noise_floor": "gpu.floor", "gpu_gain_at_top": "gpu.top_gain",
+    "gpu_gain_at_top_low": "gpu.top_interval.0", "gpu_gain_at_top_high": "gpu.top_interval.1",
 }  # fmt: skip
 
 
@@ -205,7 +240,7 @@ def csv_text(many: Sequence[Result]) -> str:
         for row in shown.rows:
             cells = {name: find_figure(row, path) if path else behind[name] for name, path in CSV_ROW.items()}
             for name, clock in (("less_than", row), ("gpu_less_than", row.gpu)):
-                cells[name] = clock.below if clock and clock.verdict == LESS_THAN else None
+                cells[name] = clock.seen.below if clock and clock.seen.verdict == LESS_THAN else None
             rows.append([_clean_cell(cell) for cell in (whole | cells).values()])
     return render_csv([Table(columns, rows)])
 
@@ -222,11 +257,12 @@ def refuse_outputs(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
     """Refuse a file that is read, that is named for two outputs, or that cannot be written. UserError, one line."""
     behind = [path.resolve() for path in outputs]
     for path, real in zip(outputs, behind, strict=True):
+        if real.exists() and not real.is_file():
+            continue  # a device, a pipe
         if real.is_file() and any(real == each.resolve() for each in inputs):
             raise UserError(
                 f"{path}: it is the result that is read, and would be overwritten; name another file"
             )
-        if behind.count(real) > 1 and (real.is_file() or not real.exists()):
+        if behind.count(real) > 1:
             raise UserError(f"{path}: two outputs cannot go into one file; name another one")
-        if real.is_file() or not real.exists():
-            files.refuse_unwritable(real.parent)
+        files.refuse_unwritable(real.parent)

@@ -14,6 +14,7 @@ CALL = {  # fields of kernels.choices.Key, and how a line shows them
     "op": "{}", "direction": "{}", "itemsize": "{}B", "layout": "{}", "architecture": "sm{}", "size": "{}",
 }  # fmt: skip
 CHOICE = ("tile", "columns", "warps", "per_sm", "stages")  # fields of kernels.choices.Choice
+FACTS = ("size", "itemsize", "layout", "architecture", *CHOICE)
 
 
 def lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -27,10 +28,9 @@ def lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def changes(before: list[str] | None, after: list[str] | None) -> list[str]:
-    """Return one line for each row that changed from one commit's choices of a series to another's.
+    """Return a line for each row that changed between two commits' choices of a series: "CALL: warps 4 -> 8".
 
-    A line is "bias_act backward 2B nhwc large: warps 4 -> 8", "...: new" or "...: used no more". The list is empty
-    where the choices of a commit are unknown.
+    The list is empty where the choices of a commit are unknown.
     """
     if before is None or after is None:
         return []

@@ -9,20 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
-from ladder.core import text
-from ladder.core.plain import Plain
 from ladder.core.protocol import FASTER, LESS_THAN, SLOWER
-from ladder.core.text import at_commits, clean_line, format_difference, format_factor
+from ladder.core.text import at_commits, clean_line, format_difference, format_factor, format_ms
 from ladder.machine import environment
 from ladder.plan import beside, catalog, modes
-from ladder.report import checks
 from ladder.results import derive, sources
 from ladder.results.file import OUT, Machine
 from ladder.results.publishable import publishable
 from ladder.results.ranking import top_gains
-from ladder.results.run import Result, RungResult, TopGain
+from ladder.results.run import Gain, JudgedParity, ParityEntry, Result, RungResult, TopGain
 from ladder.results.words import Seen, answer, word
 from ladder.show.table import join_lines
 
@@ -32,6 +29,7 @@ ARTICLE = "one A100"
 WORKLOAD = "article"  # of which the article has numbers: a file of a user with this name and other fields gets another
 REPORTED_THEN = "judged when it was measured, with the statistics of that time"
 UNPROVED = "not yet proved"  # timed before its inspection ended
+EXEMPT = "exempt"
 WAITS = 0.04  # a step whose GPU waits for this share of it has its pace from the CPU
 LAZY = {"G_pl": "path length", "D_r1": "R1"}
 WORKERS = "workers"  # a field of the recipe that a rung sets by the cores of the host
@@ -50,23 +48,11 @@ class Clock:
     """What a rung gains by one clock: the step, or the GPU's work in it. A factor above 1 is a gain."""
 
     interval: Interval | None = None  # 95%, of the milliseconds
-    previous: float | None = None  # against the last rung with a number, or what the mode compares it with
-    gain: Interval | None = None  # of `previous`, by which the verdict was made
-    verdict: str = ""
-    below: float | None = None  # log ratio, X of "less than X%"
+    seen: Seen  # the answer of the run on this clock, against what the mode compares the rung with
     floor: float | None = None  # noise of the rung's kind, a log ratio
     total: float | None = None  # against the baseline
     top_gain: float | None = None  # at the top: the whole ladder without it / with it
     top_interval: Interval | None = None
-    times: bool = False  # `previous` and `gain` are in times of the first entry's time
-
-    @property
-    def seen(self) -> Seen:
-        """The answer of the run on this clock."""
-        return Seen(self.verdict, self.previous, self.below, self.times)
-
-
-C = TypeVar("C", bound=Clock)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,41 +65,61 @@ class GpuTime(Clock):
 
 @dataclass(frozen=True, kw_only=True)
 class Row(Clock):
-    """One rung as it is shown. Times in ms a step, memory in GiB, shares 0..1; None where there is no number."""
+    """One rung as it is shown. Times in ms a step, memory in GiB; None where there is no number."""
 
+    rung: RungResult
     name: str
     title: str
-    status: str
-    reason: str = ""
-    step_ms: float | None = None
-    gpu: GpuTime | None = None
-    total_interval: Interval | None = None
-    advice: str = ""  # ADOPT, SKIP, NO DIFFERENCE, ambiguous; "" where it was not left out
+    reason: str
+    step_ms: float | None
+    gpu: GpuTime | None
+    total_interval: Interval | None
+    main_total: float | None  # without the lazy regularization phases
+    advice: str  # ADOPT, SKIP, NO DIFFERENCE, ambiguous; "" where it was not left out
     sentence: str = ""  # what the rung does to the GPU's work and to the step
-    receipts: str = ""  # "ok", "not engaged", UNPROVED; "" where there are none
-    parity: str = ""  # "0.41 of budget", "failed"; "" where it was not checked
-    parity_share: float | None = None
-    rejected: int | None = None  # visits that were void and repeated
-    main_ms: float | None = None  # without the lazy regularization phases
-    main_total: float | None = None
-    host_bound: float | None = None
+    receipts: str  # "ok", "not engaged", UNPROVED; "" where there are none
+    rejected: int | None  # visits that were void and repeated
+    memory: float | None  # most that the allocator reserved; on a CPU resident
+    allocated: float | None  # most that was allocated of it
+    device: float | None  # in use on the whole GPU after timing
+    gflop: float | None  # of a step
+    million_parameters: float | None
     host_ms: float | None = None  # what the CPU needs to issue a step, by `ladder host`
-    images_per_s: float | None = None
-    memory: float | None = None  # most that the allocator reserved; on a CPU resident
-    allocated: float | None = None  # most that was allocated of it
-    device: float | None = None  # in use on the whole GPU after timing
     article_ms: float | None = None  # of the article's own workload alone
     article_total: float | None = None  # the article's speedup against the same rung as `total`
-    flops: float | None = None  # of a step; this and what follows for entries of a study
-    parameters: int | None = None
-    updates: int = 1  # of D in a step, each on a batch of images
+
+    @property
+    def status(self) -> str:
+        """The status of the rung: `ok`, or why it has no number."""
+        return self.rung.status
+
+    @property
+    def parity(self) -> str:
+        """The words on the rung's parity: "0.41 of budget", "failed" or "exempt"; "" where it was not checked."""
+        rung = self.rung
+        if not rung.parity:
+            return EXEMPT if rung.status == "ok" and rung.variant and rung.variant.exempt else ""
+        share = self.parity_share
+        return (
+            "failed" if rung.parity.verdict != "ok" else "ok" if share is None else f"{share:.2f} of budget"
+        )
+
+    @property
+    def parity_share(self) -> float | None:
+        """The rung's largest error as a share of its budget."""
+        return parity_share(self.rung.parity)
+
+    @property
+    def ms_per_image(self) -> float | None:
+        """Milliseconds of an image."""
+        return 1000 / self.rung.images_per_s if self.rung.images_per_s else None
 
     @property
     def waits(self) -> bool:
         """Whether the GPU waits for a share of the step that counts."""
         if self.gpu and self.gpu.waiting_ms is not None and self.step_ms:
             return self.gpu.waiting_ms / self.step_ms >= WAITS
-        return (self.host_bound or 0.0) >= WAITS
+        return (self.rung.host_bound or 0.0) >= WAITS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,19 +130,19 @@ class View:
     workload: str
     protocol: str
     rows: tuple[Row, ...]
-    title: str = ""
-    mode: str = modes.CUMULATIVE
-    marks: tuple[str, ...] = ()  # why not to quote it, if so
-    remarks: tuple[str, ...] = ()  # what a reader must know: baseline, reasons, notes
-    noise: tuple[str, ...] = ()  # floors and resolutions, a line for each clock
-    reference: str = ""  # whose the article's figures are
-    memory: str = ""  # what the memory column means
-    baseline: str | None = None
-    unit: str = "generation"  # what the numbers are medians of
+    title: str
+    mode: str
+    marks: tuple[str, ...]  # why not to quote it, if so
+    remarks: tuple[str, ...]  # what a reader must know: baseline, reasons, notes
+    noise: tuple[str, ...]  # floors and resolutions, a line for each clock
+    reference: str  # whose the article's figures are
+    memory: str  # what the memory column means
+    baseline: str | None
+    unit: str  # what the numbers are medians of
 
     @property
     def versus(self) -> str:
-        """The heading of `previous`."""
+        """The heading of what a rung gains."""
         return VERSUS[self.mode]
 
     @property
@@ -152,87 +158,91 @@ class View:
     @property
     def sentences(self) -> list[str]:
         """The sentences on the rungs whose clocks differ in their answers, and on all entries of a study."""
-        rows = [row for row in self.rows if self.is_study or (row.gpu and row.gpu.verdict != row.verdict)]
+        rows = [
+            row
+            for row in self.rows
+            if self.is_study or (row.gpu and row.gpu.seen.verdict != row.seen.verdict)
+        ]
         return join_lines((row.name, row.sentence) for row in rows if row.sentence)
 
 
 def view(result: Result) -> View:
     """Return everything that table and chart show of one result."""
-    mode, ladder = result.protocol.mode, result.ladder
-    has_article = result.workload["name"] == WORKLOAD
-    article = {rung.name: rung.article_ms for rung in result.rungs if rung.article_ms and has_article}
-    article_base = article.get(result.baseline or "")
+    mode, machine, ladder = result.protocol.mode, result.machine, result.ladder
+    article = {rung.name: rung.article_ms for rung in result.rungs if result.workload["name"] == WORKLOAD}
+    base = article.get(result.baseline or "")
     top = (top_gains(result) if mode == modes.LEAVE_ONE_OUT else result.at_top) or {}
-    host = result.host or {}
     rows = []
     for rung in result.rungs:
-        row = _make_row(rung, top.get(rung.name), mode, result.machine.device == "cpu")
-        if ms := article.get(rung.name):
-            row = replace(row, article_ms=ms, article_total=article_base / ms if article_base else None)
-        rows.append(replace(row, host_ms=host[rung.name].ms) if rung.name in host else row)
+        row, ms = _make_row(rung, top.get(rung.name), mode, machine.device == "cpu"), article.get(rung.name)
+        host = (result.host or {}).get(rung.name)
+        total = base / ms if base and ms else None
+        rows.append(replace(row, article_ms=ms, article_total=total, host_ms=host.ms if host else None))
     known = catalog.load_ladder(ladder.name).reference if ladder.name in catalog.list_ladders() else None
     limit = result.protocol.gpu_memory_limit_gb
+    norm = result.workload.get("norm")
+    norm = f"{norm}, spectral norm" if result.workload.get("spectral_norm") else norm
+    size, batch = result.workload.get("resolution"), result.workload.get("batch")
     return View(
-        machine=_describe_machine(result.machine), workload=_describe_workload(result.workload),
-        protocol=_describe_protocol(result), rows=tuple(rows),
+        machine=_describe_machine(machine), protocol=_describe_protocol(result), rows=tuple(rows),
+        workload=clean_line(f"{result.workload['name']}: {size}x{size}, batch {batch}, {norm}"),
         title=clean_line(f"{ladder.title}{f' in {limit:g} GiB of GPU memory' if limit else ''}"), mode=mode,
         marks=tuple(map(clean_line, publishable(result))), remarks=tuple(_list_remarks(result, rows)),
         noise=tuple(_describe_noise(result)), reference=clean_line(known or ARTICLE),
-        memory="peak RSS, GiB" if result.machine.device == "cpu" else "reserved GiB",
+        memory="peak RSS, GiB" if machine.device == "cpu" else "reserved GiB",
         baseline=result.baseline, unit=sources.unit(result),
     )  # fmt: skip
 
 
 def _make_row(rung: RungResult, top: TopGain | None, mode: str, on_cpu: bool) -> Row:
-    ok, gain, gpu = rung.status == "ok", rung.gain, None
+    ok, gpu, is_study = rung.status == "ok", None, mode in modes.STUDIES
     # A leave-one-out run does not measure the base, so `total` would only be the gain's inverse. A study has no total.
-    whole = mode != modes.LEAVE_ONE_OUT and mode not in modes.STUDIES
+    whole = mode != modes.LEAVE_ONE_OUT and not is_study
+
+    def see(gain: Gain | None, verdict: str | None, alone: float | None) -> Seen:
+        if gain is None:
+            return Seen(verdict or "", alone if mode == modes.CUMULATIVE else None)
+        return Seen(verdict or "", gain.ratio, gain.below, interval=_pair(gain.interval))
+
     if ok and rung.gpu_ms:
-        sure = rung.gpu_gain
-        alone = rung.gpu_speedup_previous if mode == modes.CUMULATIVE else None
         gpu = GpuTime(
             ms=rung.gpu_ms, waiting_ms=rung.waiting_ms, interval=_pair(rung.gpu_interval_ms),
-            previous=sure.ratio if sure else alone, gain=_pair(sure.interval) if sure else None,
-            verdict=rung.gpu_verdict or "", below=sure.below if sure else None,
-            floor=sure.floor if sure and rung.gpu_verdict else None,
+            seen=see(rung.gpu_gain, rung.gpu_verdict, rung.gpu_speedup_previous),
+            floor=rung.gpu_gain.floor if rung.gpu_gain and rung.gpu_verdict else None,
             total=rung.gpu_speedup_total if mode != modes.LEAVE_ONE_OUT else None,
             top_gain=top.gpu_gain if top else None, top_interval=_pair(top.gpu_interval) if top else None,
         )  # fmt: skip
-    rejected = [visit for each in rung.rounds for visit in each.rejected or ()]
+    live = any(each.passes is not None for each in rung.rounds)
+    is_unproved = ok and live and rung.inspection is None and not rung.receipts
+    visits = [each.rejected for each in rung.rounds if each.rejected is not None]
     peak = rung.peak_reserved_bytes or (_find_most(rung, "peak_rss_bytes") if on_cpu else None)
-    device, seen = _find_most(rung, "device_used_bytes"), rung.inspection
+    device, inside = _find_most(rung, "device_used_bytes"), rung.inspection
     row = Row(
-        name=clean_line(rung.name), title=clean_line(rung.title), status=rung.status,
-        reason=clean_line(rung.reason or ""),
-        step_ms=rung.step_ms if ok else None, gpu=gpu, interval=_pair(rung.interval_ms) if ok else None,
-        previous=gain.ratio if gain else rung.speedup_previous if mode == modes.CUMULATIVE else None,
-        gain=_pair(gain.interval) if gain else None, verdict=rung.verdict or "",
-        below=gain.below if gain else None, floor=gain.floor if gain and rung.verdict else None,
+        rung=rung, name=clean_line(rung.name), title=clean_line(rung.title),
+        reason=clean_line(rung.reason or ""), step_ms=rung.step_ms if ok else None, gpu=gpu,
+        interval=_pair(rung.interval_ms) if ok else None,
+        seen=see(rung.gain, rung.verdict, rung.speedup_previous),
+        floor=rung.gain.floor if rung.gain and rung.verdict else None,
         total=rung.speedup_total if whole else None,
-        total_interval=_pair(rung.total_interval) if whole else None, top_gain=top.gain if top else None,
-        top_interval=_pair(top.interval) if top else None, advice=top.advice if top else "",
-        receipts=UNPROVED if _is_unproved(rung) else checks.receipts_word(rung),
-        parity=checks.parity_word(rung), parity_share=checks.parity_share(rung.parity),
-        rejected=len(rejected) if any(each.rejected is not None for each in rung.rounds) else None,
-        main_ms=rung.main_ms, main_total=rung.main_speedup_total if whole else None,
-        host_bound=rung.host_bound, images_per_s=rung.images_per_s, memory=peak and peak / GIB,
+        total_interval=_pair(rung.total_interval) if whole else None,
+        main_total=rung.main_speedup_total if whole else None,
+        top_gain=top.gain if top else None, top_interval=_pair(top.interval) if top else None,
+        advice=top.advice if top else "", receipts=UNPROVED if is_unproved else receipts_word(rung),
+        rejected=sum(map(len, visits)) if visits else None, memory=peak and peak / GIB,
         allocated=rung.peak_allocated_bytes and rung.peak_allocated_bytes / GIB,
-        device=device and device / GIB, flops=seen.flops if seen else None,
-        parameters=seen.parameters if seen else None, updates=rung.updates,
+        device=device and device / GIB, gflop=inside.flops / 1e9 if inside and inside.flops else None,
+        million_parameters=inside.parameters / 1e6 if inside and inside.parameters else None,
     )  # fmt: skip
-    return replace(row, sentence=_describe_row(row, mode))
-
-
-def _describe_row(row: Row, mode: str) -> str:
-    """Return what a rung does by both clocks, as the mode compares it; "" without an answer."""
-    is_study = mode in modes.STUDIES
-    row = _turn(row) if is_study else row
-    gpu = (_turn(row.gpu) if is_study else row.gpu).seen if row.gpu else Seen()
-    leave_out = mode == modes.LEAVE_ONE_OUT  # without a rung, the GPU may wait for longer than with it
-    sentence = describe_gain(gpu, row.seen, row.waits and not leave_out)
-    if sentence and leave_out:  # the title names all that was left out, and the gain is theirs
-        return f"against the ladder {row.title}, {sentence}"
-    return f"{sentence}: {REASONS[row.name]}" if sentence and is_study and row.name in REASONS else sentence
+    # Without a rung, the GPU may wait for longer than with it.
+    seen, gpu_seen = (_turn(each) if is_study else each for each in (row.seen, gpu.seen if gpu else Seen()))
+    sentence = describe_gain(gpu_seen, seen, row.waits and mode != modes.LEAVE_ONE_OUT)
+    if (
+        sentence and mode == modes.LEAVE_ONE_OUT
+    ):  # the title names all that was left out, and the gain is theirs
+        sentence = f"against the ladder {row.title}, {sentence}"
+    elif sentence and is_study and row.name in REASONS:
+        sentence = f"{sentence}: {REASONS[row.name]}"
+    return replace(row, sentence=sentence)
 
 
 def _pair(interval: list[float] | None) -> Interval | None:
@@ -243,9 +253,22 @@ def _find_most(rung: RungResult, key: str) -> float | None:
     return max((value for each in rung.rounds if (value := getattr(each, key))), default=None)
 
 
-def _is_unproved(rung: RungResult) -> bool:
-    live = any(each.passes is not None for each in rung.rounds)
-    return rung.status == "ok" and live and rung.inspection is None and not rung.receipts
+def receipts_word(rung: RungResult) -> str:
+    """Return "ok" if every receipt of the rung's recipe says so, else "not engaged"; "" without receipts."""
+    engaged = [receipt.engaged for receipt in (rung.receipts or {}).values()]
+    return "" if not engaged else "ok" if all(engaged) else "not engaged"
+
+
+def parity_share(parity: JudgedParity | None) -> float | None:
+    """Return the largest error of a judged quantity as a share of its budget; None if no quantity was judged."""
+    entries = [entry for each in ((parity and parity.phases) or {}).values() for entry in each.values()]
+    return max((share for entry in entries if (share := derive_share(entry)) is not None), default=None)
+
+
+def derive_share(entry: ParityEntry) -> float | None:
+    """Return the nearest tensor's error by its budget; None where plain PyTorch itself is too far off."""
+    error, budget = entry.nearest_error, entry.nearest_budget
+    return error / max(budget, 1e-12) if entry.judged and error is not None and budget is not None else None
 
 
 def describe_gain(gpu: Seen, step: Seen, waits: bool) -> str:
@@ -255,8 +278,12 @@ def describe_gain(gpu: Seen, step: Seen, waits: bool) -> str:
         gpu, step: the answers on either clock.
         waits: whether the GPU waits for a share of the step that counts (`WAITS`).
     """
-    clocks = (("the GPU's work", gpu), ("the step", step))
-    known = [_describe_answer(name, seen) for name, seen in clocks if seen.verdict]
+    known = []
+    for name, seen in (("the GPU's work", gpu), ("the step", step)):
+        if seen.verdict in (FASTER, SLOWER):
+            known.append(f"{name} is {answer(seen)}")
+        elif seen.verdict:
+            known.append(f"{name}{' changes by' if seen.verdict == LESS_THAN else ':'} {word(seen)}")
     if step.verdict in (FASTER, SLOWER) and gpu.verdict in (FASTER, SLOWER, LESS_THAN) and step.ratio:
         if gpu.verdict != step.verdict and abs(math.log(step.ratio)) > (gpu.below or 0.0):
             waiting = "less" if step.verdict == FASTER else "longer"
@@ -264,20 +291,17 @@ def describe_gain(gpu: Seen, step: Seen, waits: bool) -> str:
     return "; ".join(known) + (", the CPU sets the pace" if waits and known else "")
 
 
-def _describe_answer(name: str, seen: Seen) -> str:
-    if seen.verdict in (FASTER, SLOWER):
-        return f"{name} is {answer(seen)}"
-    return f"{name} changes by {word(seen)}" if seen.verdict == LESS_THAN else f"{name}: {seen.verdict}"
-
-
 def turn_row(row: Row, shown: View) -> Row:
     """Return a row of a study in times of the first entry's time, where above 1 takes longer; others as they are."""
-    return replace(_turn(row), gpu=row.gpu and _turn(row.gpu)) if shown.is_study else row
+    if not shown.is_study:
+        return row
+    gpu = row.gpu and replace(row.gpu, seen=_turn(row.gpu.seen))
+    return replace(row, seen=_turn(row.seen), gpu=gpu)
 
 
-def _turn(clock: C) -> C:
-    gain = (1 / clock.gain[1], 1 / clock.gain[0]) if clock.gain else None
-    return replace(clock, previous=clock.previous and 1 / clock.previous, gain=gain, times=True)
+def _turn(seen: Seen) -> Seen:
+    interval = (1 / seen.interval[1], 1 / seen.interval[0]) if seen.interval else None
+    return replace(seen, ratio=seen.ratio and 1 / seen.ratio, interval=interval, times=True)
 
 
 def shown_top(row: Row) -> str:
@@ -294,12 +318,6 @@ def _describe_machine(machine: Machine) -> str:
     versions = (("PyTorch", machine.torch), ("CUDA", machine.cuda))
     parts += [f"{name} {version}" for name, version in versions if version]
     return clean_line(", ".join(filter(None, parts)))
-
-
-def _describe_workload(workload: Plain) -> str:
-    resolution, norm = workload.get("resolution"), workload.get("norm")
-    norm = f"{norm}, spectral norm" if workload.get("spectral_norm") else norm
-    return clean_line(f"{workload['name']}: {resolution}x{resolution}, batch {workload.get('batch')}, {norm}")
 
 
 def _describe_protocol(result: Result) -> str:
@@ -327,15 +345,11 @@ def _describe_noise(result: Result) -> list[str]:
     """Return the noise floors and smallest detectable differences of either clock, or why there are no verdicts."""
     lines = []
     for name, noise in (("GPU time", result.gpu_noise), ("step time", result.noise)):
-        floors = [
-            f"{format_difference(each.floor)} for {kind} rungs"
-            + (
-                f", smallest detectable difference {format_difference(each.resolution)}"
-                if each.resolution
-                else ""
-            )
-            for kind, each in (noise or {}).items()
-        ]
+        floors = []
+        for kind, each in (noise or {}).items():
+            floors.append(f"{format_difference(each.floor)} for {kind} rungs")
+            if each.resolution:
+                floors[-1] += f", smallest detectable difference {format_difference(each.resolution)}"
         lines += [f"{name}: noise floor {'; '.join(floors)}"] if floors else []
     if not result.noise and sum(rung.status == "ok" for rung in result.rungs) > 1:
         lost = [
@@ -349,22 +363,21 @@ def _describe_noise(result: Result) -> list[str]:
 
 def _list_remarks(result: Result, rows: list[Row]) -> list[str]:
     """Return what a reader must know of a result, a line each."""
-    base, mode, lines = result.baseline, result.protocol.mode, []
-    if result.reported_then:
-        lines.append(REPORTED_THEN)
+    base, mode = result.baseline, result.protocol.mode
+    lines = [REPORTED_THEN] if result.reported_then else []
     if base is None:
         lines.append("no rung has a number")
     elif base != "baseline" and mode not in (modes.LEAVE_ONE_OUT, *modes.STUDIES):
         lines.append(f"speedups refer to {clean_line(base)}: the baseline has no number here")
     pairs: list[tuple[str, str]] = []
-    for row, rung in zip(rows, result.rungs, strict=True):
+    for row in rows:
         if row.status != "ok":
             pairs.append((row.name, f"{row.status}: {row.reason}" if row.reason else row.status))
         if row.receipts == UNPROVED:
             pairs.append((row.name, f"{UNPROVED}: timed before its inspection ended"))
-        if row.parity == checks.EXEMPT and rung.variant:
-            pairs.append((row.name, f"exempt from parity: {clean_line(rung.variant.exempt)}"))
-        pairs += [(row.name, clean_line(note)) for note in rung.notes]
+        if row.parity == EXEMPT and row.rung.variant:
+            pairs.append((row.name, f"exempt from parity: {clean_line(row.rung.variant.exempt)}"))
+        pairs += [(row.name, clean_line(note)) for note in row.rung.notes]
     lines += join_lines(pairs)
     lines += [f"host time of {each.change}" for each in (result.host or {}).values() if each.change]
     if mode == modes.CUMULATIVE:
@@ -373,8 +386,8 @@ def _list_remarks(result: Result, rows: list[Row]) -> list[str]:
     costs = {rung.name: cost for rung in result.rungs if (cost := derive.lazy_costs(rung))}
     for name in dict.fromkeys([*list(costs)[:1], *list(costs)[-1:]]):
         added = [
-            f"{LAZY.get(phase, phase)} adds {text.format_ms(ms)} ms"
-            + (f" ({text.format_ms(interval[0])} to {text.format_ms(interval[1])})" if interval else "")
+            f"{LAZY.get(phase, phase)} adds {format_ms(ms)} ms"
+            + (f" ({format_ms(interval[0])} to {format_ms(interval[1])})" if interval else "")
             for phase, (ms, interval) in sorted(costs[name].items())
             if ms > 0 and not (interval and interval[0] <= 0)  # else it is within the noise
         ]

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import functools
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 from ladder.show.table import Table
-from ladder.show.templates import read_script, render_template
 from ladder.show.themes import DARK, LIGHT, Theme
 
 # Colours of the page beside those of the charts. Text on a colour keeps a contrast of 4.5:1, which a test counts.
@@ -72,11 +79,6 @@ class Bars:
     def width(self) -> float:
         """Return the length that fills the chart: the longest with two percent of room."""
         return ROOM * max([self.most, *(sum(part.size for part in bar.parts) for bar in self.bars)])
-
-    @property
-    def has_words(self) -> bool:
-        """Return whether any row has words beside its figure."""
-        return any(bar.words for bar in self.bars)
 
     def place_parts(self, bar: Bar) -> Iterator[tuple[str, str, str, str, str]]:
         """Yield (tone, left, width, middle, figure) of the parts of a bar, in percent of the chart's width."""
@@ -168,8 +170,69 @@ def list_colors(theme: Theme) -> dict[str, str]:
     return {**vars(theme), **PALETTES[theme]}
 
 
+# --- the template -----------------------------------------------------------------------------------------------------
+
+FOLDER = Path(__file__).parent / "templates"
+_TONES = {
+    "good": ("faster", "ADOPT", "ok"),
+    "bad": ("slower", "SKIP", "BROKEN", "failed", "not engaged"),
+    "open": (
+        "ambiguous", "undecided", "too few generations", "not yet proved", "not decided", "no verdict",
+    ),
+}  # fmt: skip
+
+
+def split_code(text: str) -> list[str]:
+    """Return the pieces of a line between backticks: every second one is code. An odd backtick is a letter."""
+    pieces = show_line(text).split("`")
+    return pieces if len(pieces) % 2 else [show_line(text)]
+
+
+def show_line(text: object) -> str:
+    """Return text in one line without control and direction characters, however long."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())
+
+
+def find_tone(text: str) -> str:
+    """Return the class of a word that a reader must see, by the end of the text; "" for all others."""
+    return next(
+        (tone for tone, words in _TONES.items() for word in words if f" {text}".endswith(f" {word}")), ""
+    )
+
+
+def make_digest(text: str) -> str:
+    """Return what a page's policy says of a script or style sheet that may be in it."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def make_svg_address(svg: bytes) -> str:
+    """Return a picture as an address. Its text stays text, because base64 hides from compression what repeats."""
+    return f"data:image/svg+xml,{quote(b' '.join(svg.split()), safe='/:=;,.()-_!*~@$?+')}"
+
+
+@functools.cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # what draws no page needs no Jinja2
+
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {
+        "split_code": split_code, "line": show_line, "tone": find_tone, "digest": make_digest,
+        "svg_address": make_svg_address,
+    }  # fmt: skip
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    return environment
+
+
 def render_page(head: Head, sections: Sequence[Section]) -> str:
-    """Return the whole page. The same content gives the same text."""
-    style = render_template("page.css", light=list_colors(LIGHT), dark=list_colors(DARK))
-    script = read_script("page.js")
-    return str(render_template("page.html", style=style, script=script, head=head, sections=sections))
+    """Return the whole page; every value is escaped. The same content gives the same text."""
+    from markupsafe import Markup
+
+    def render(name: str, **values: Any) -> Markup:
+        return Markup(_environment().get_template(name).render(**values))
+
+    style = render("page.css", light=list_colors(LIGHT), dark=list_colors(DARK))
+    script = Markup((FOLDER / "page.js").read_text(encoding="utf-8"))
+    return str(render("page.html", style=style, script=script, head=head, sections=sections))

@@ -6,28 +6,12 @@ import csv
 import io
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ladder.core import text as texts
-from ladder.show.templates import render_template
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 PIPE_WIDTH = 120  # columns of what is no terminal
 GAP = 2  # spaces between two columns
-
-
-def _format_text(value: Any) -> str:
-    return texts.clean_line(value)
-
-
-def _format_span(value: Sequence[float]) -> str:
-    return f"{texts.format_ms(value[0])}-{texts.format_ms(value[1])}"
-
-
-def _format_interval(value: Sequence[float]) -> str:
-    return texts.format_bounds((value[0], value[1]))
 
 
 def _format_change(value: float) -> str:
@@ -35,16 +19,17 @@ def _format_change(value: float) -> str:
 
 
 FORMATS: dict[str, Callable[[Any], str]] = {
-    "text": _format_text,
-    "verdict": _format_text,
-    "date": _format_text,  # unlike text it is never wrapped
+    "text": texts.clean_line,
+    "verdict": texts.clean_line,
     "markdown": str,
+    "link": lambda value: value[0],  # (text, address), a link in HTML
     "ms": texts.format_ms,
-    "ms_interval": _format_span,
+    "ms_interval": lambda value: "-".join(map(texts.format_ms, value)),
+    "more_ms": lambda value: f"{texts.round_number(value, 2):+.2f}",
     "speedup": texts.format_factor,
     "factor": texts.fine_factor,
     "ratio": "{:.3f}".format,
-    "interval": _format_interval,
+    "interval": lambda value: texts.format_bounds(tuple(value)),
     "percent": texts.format_percent,
     "share": "{:.1%}".format,
     "shares": lambda value: f"{100 * value[0]:.1f} to {100 * value[1]:.1f}%",
@@ -52,16 +37,13 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "change": _format_change,
     "changes": lambda value: " to ".join(map(_format_change, value)),
     "amount": texts.format_amount,
-    "decimal": "{:,.2f}".format,
-    "count": lambda value: f"{value:,.0f}",
-    "gib": lambda value: texts.format_amount(value / 2**30),
     "microseconds": texts.format_amount,
-    "ms interval": lambda value: "-".join(map(texts.format_ms, value)),
-    "error": "{:.2g}".format,
-    "link": lambda value: value[0],  # (text, address), a link in HTML
-    "saving": lambda value: f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}",
-    "more_ms": lambda value: f"{texts.round_number(value, 2):+.2f}",
+    "decimal": "{:,.2f}".format,
+    "count": "{:,.0f}".format,
     "launches": "{:,.1f}".format,
+    "gib": lambda value: texts.format_amount(value / 2**30),
+    "error": "{:.2g}".format,
+    "saving": lambda value: f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}",
     "hours": lambda value: f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.2f}",
     "seconds": lambda value: f"{texts.round_number(value, 1):+.1f}",
 }
@@ -117,10 +99,8 @@ class Table:
 
     def drop_empty(self) -> Table:
         """Return the table without the columns in which no row has a value."""
-        kept = [
-            k for k in range(len(self.columns)) if any(row[k] not in (None, "") for row in self.rows)
-        ] or [0]
-        return self._pick(kept)
+        kept = [k for k in range(len(self.columns)) if any(row[k] not in (None, "") for row in self.rows)]
+        return self._pick(kept or [0])
 
     def drop_columns(self, headings: Collection[str]) -> Table:
         """Return the table without the columns of these headings."""
@@ -165,9 +145,8 @@ def render_text(table: Table, width: int = PIPE_WIDTH) -> str:
     heads = [[""] * (deep - len(column.lines)) + column.lines for column in shown.columns]
     cells = [*map(list, zip(*heads, strict=True)), *shown.format_cells()]
     words = [k for k, column in enumerate(shown.columns) if column.is_words]
-    lines = [
-        line if len(line) <= width else f"{line[: width - 3]}..." for line in texts.align_rows(cells, words)
-    ]
+    aligned = texts.align_rows(cells, words)
+    lines = [line if len(line) <= width else f"{line[: width - 3]}..." for line in aligned]
     left_out = len(table.columns) - len(shown.columns)
     if left_out:
         lines.append(f"{texts.format_count(left_out, 'column')} left out for the width")
@@ -206,8 +185,3 @@ def _defuse(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return " to ".join(map(str, value))
     return value
-
-
-def render_html(table: Table) -> Markup:
-    """Return the table as an HTML element that scrolls sideways on a narrow screen."""
-    return render_template("table.html", block=table, label="")

@@ -346,8 +346,6 @@ def _draw_figure(file: File) -> Any:
     """Draw a heat map for each of the two rungs by each clock. The colours of a rung mean the same by both clocks."""
     from matplotlib.figure import Figure
 
-    from ladder.report.heatmap import heatmap
-
     cells = Cells(file)
     lines = [line for each in list_findings(cells) for line in drawing.wrapped(each, 9, WIDE - 0.5, 3)]
     top, row = 0.95 + 0.19 * len(lines), 1.15 + 0.48 * len(cells.sizes)
@@ -372,7 +370,9 @@ def _draw_figure(file: File) -> Any:
             axes.set_title(heading, loc="left", fontsize=10.5, fontweight="bold", color=LIGHT.ink)
             values = [[gains.get((cell, clock)) for cell in line] for line in places]
             instead = [[cells.explain_gap(cell, rung, clock) or "" for cell in line] for line in places]
-            heatmap(axes, names, [str(n) for n in cells.batches], values, LIGHT, _format_log, instead, most)
+            drawing.heatmap(
+                axes, names, [str(n) for n in cells.batches], values, LIGHT, _format_log, instead, most
+            )
             axes.set_xlabel("batch", color=LIGHT.muted, fontsize=8.5)
     about = f"{(file.workload or {})['name']} at other sizes; a fresh process for every recipe in every cell."
     frame.draw_heading(

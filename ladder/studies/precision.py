@@ -453,12 +453,12 @@ def check_rows(session: Session, key: str) -> Observed:
 def check_parity(session: Session, case: Case, threads: int | None = None) -> Observed:
     """Compare with FP64. A row that fails is not timed, except FP8: it is outside the budget by design."""
     from ladder.engine.pool import strip_protocol
-    from ladder.report import checks
+    from ladder.report.view import parity_share
 
     seed = session.job.options.seed
     with session.prepare_worker(case.recipe, seed, NOISE, keep_gradients=True, threads=threads) as worker:
         found = msgspec.convert(texts.fit_texts(strip_protocol(worker.call("parity"))), JudgedParity)
-    share, phases = checks.parity_share(found), found.phases or {}
+    share, phases = parity_share(found), found.phases or {}
     parity = Parity(
         verdict=found.verdict,
         reason=found.reason,

@@ -8,15 +8,13 @@ import pytest
 
 from ladder.core.errors import UserError
 from ladder.publish import gallery
-from ladder.publish.pages import tables as documents
-from ladder.publish.pages.committed import Committed
 from ladder.report import chart, tables
 from ladder.report.view import Row, View, describe_gain, view
 from ladder.results import judging, ranking
 from ladder.results.combine import nearest
 from ladder.results.words import Seen
 from tests.support.made_up_study import MODELS, TIMES, study
-from tests.support.typed import problem_of, typed, write_run
+from tests.support.typed import problem_of, typed
 
 FIVE = re.compile(r"(4\.9|5\.0)\dx \(slower\)")  # times the clean step, but for the noise
 
@@ -49,10 +47,8 @@ def test_a_mistake_is_told_in_times_of_the_clean_step_by_both_clocks(made: dict[
     assert (
         told["ms/image"] == f"{(rows(shown)['n_critic_5'].step_ms or 0) / 40:.2f}"
     )  # 5 updates of D, 8 images each
-    assert (
-        told["parity"] == "exempt"
-        and "n_critic_5: exempt from parity: more updates of D for each of G are another training"
-        in shown.remarks
+    assert told["parity"] == "exempt" and any(
+        "n_critic_5: exempt from parity" in each for each in shown.remarks
     )
     told = cells(shown, "fp16_unmonitored")
     assert told["times clean (GPU)"] == "0.82x (faster)" and told["in force"] == "ok"
@@ -62,28 +58,12 @@ def test_a_mistake_is_told_in_times_of_the_clean_step_by_both_clocks(made: dict[
     assert shown.baseline == "clean" and not any("speedups refer" in each for each in shown.remarks)
 
 
-def test_a_mistake_that_only_makes_the_cpu_wait_has_equal_work_and_a_longer_step(
-    made: dict[str, Any],
-) -> None:
-    item = rows(view(typed(made)))["item_each_step"]
-    assert item.gpu is not None and item.gpu.verdict == "less than"
-    assert item.sentence.endswith(
-        "the step is 1.20x (slower), because the GPU waits longer: "
-        "to read a loss the CPU waits for the GPU, which then waits for the next launches"
-    )
-
-
 def test_a_step_that_its_host_hides_leaves_the_gpu_s_work_to_tell() -> None:
     """The step of a real host: 31% of difference are possible. The GPU's work is known within a percent."""
     work = Seen("slower", 1.13, times=True), Seen("less than", 1 / 1.1, 0.27)
     assert describe_gain(*work, waits=True) == (
         "the GPU's work is 1.13x (slower); the step changes by less than 31%, the CPU sets the pace"
     )
-
-
-def test_without_a_gpu_one_clock_is_told() -> None:
-    told = cells(view(typed(study("mistakes", TIMES, profiled=0))), "n_critic_5")
-    assert FIVE.fullmatch(f"{told['times clean']} ({told['verdict']})") and "GPU ms" not in told
 
 
 def test_levers_are_marked_and_have_flops_and_parameters() -> None:
@@ -143,10 +123,3 @@ def test_no_staircase_is_made_of_a_study(mode: str, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(nearest.loading, "load_run", lambda path: result)
     with pytest.raises(UserError, match="a run of --" + ("recipe" if mode == "recipe" else f"mode {mode}")):
         nearest.of_file(path)
-
-
-def test_a_document_s_table_has_every_entry(made: dict[str, Any], tmp_path: Path) -> None:
-    made["workload"] |= {"channel_base": 16384}
-    write_run(tmp_path / "results/ladder/nvidia-h200/article-mistakes-20261121T101500Z.json", made)
-    text = documents.render_run(Committed(tmp_path), "nvidia-h200/article/mistakes/mistakes")
-    assert "| entry | ms/step |" in text and "| times clean (GPU) |" in text and "| 1.20x (slower) |" in text

@@ -5,12 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from ladder.cli import stored as cli
 from ladder.core.errors import UserError
 from ladder.publish import gallery
-from ladder.report import chart, drawing
+from ladder.report import chart
 from tests.cli.test_cli import call, fakes
 from tests.support import committed, made_up, two_clocks
 from tests.support.typed import write_run
@@ -50,14 +48,6 @@ def test_the_same_picture_under_whatever_settings(tmp_path):
     nowhere = {"HOME": "/nonexistent", "MPLCONFIGDIR": "/proc/nowhere", "MATPLOTLIBRC": str(tmp_path / "bad")}
     assert drawn(tmp_path, MPLBACKEND="module://matplotlib_inline.backend_inline", **nowhere) == plain
     assert drawn(tmp_path / "rc", PYTHONWARNINGS="error", LC_ALL="C") == plain
-
-
-def test_what_keeps_a_chart_from_being_drawn_is_one_line():
-    def broken():
-        raise RuntimeError("no\nfonts")
-
-    with pytest.raises(UserError, match="a chart cannot be drawn: RuntimeError: no fonts"):
-        drawing.save(broken, "png")
 
 
 def test_a_chart_that_fails_loses_neither_run_nor_table(tmp_path, fakes, monkeypatch):

@@ -56,8 +56,8 @@ def test_a_gain_of_gpu_work_counts_where_a_later_rung_removes_the_waiting() -> N
         "cuda_graphs": "ADOPT", "data_loading": "ADOPT", "fused_act": "ADOPT",
     }  # fmt: skip
     bf16 = found["bf16"]
-    assert bf16.clock == "GPU" and bf16.seen.verdict == "faster" and bf16.interval is not None
-    assert bf16.interval[0] < 93.0 / 73.8 < bf16.interval[1]
+    assert bf16.clock == "GPU" and bf16.seen.verdict == "faster" and bf16.seen.interval is not None
+    assert bf16.seen.interval[0] < 93.0 / 73.8 < bf16.seen.interval[1]
     assert bf16.reason.startswith("the GPU's work is 1.26x faster; ")
     assert bf16.reason.endswith("; cuda_graphs removes this waiting")
     assert found["cuda_graphs"].clock == "step" and "the GPU waits less" in found["cuda_graphs"].reason
@@ -80,18 +80,10 @@ def test_eager_work_that_nobody_captures_later_is_judged_by_the_step() -> None:
     assert found["bf16"].clock == "step" and "removes" not in found["bf16"].reason
 
 
-def test_graphs_that_cost_time_and_a_top_that_still_waits_remove_nothing() -> None:
-    found = advice(stairs_of(changed("cuda_graphs", verdict="slower", gain={"ratio": 0.8})))
-    assert found["cuda_graphs"].advice == "SKIP" and found["channels_last"].advice == "undecided"
-    assert advice(stairs_of(changed("fused_act", waiting_ms=6.0)))["channels_last"].advice == "undecided"
-
-
 @pytest.mark.parametrize(
     "below, expected", [(0.04, "NO DIFFERENCE"), (0.06, "undecided"), (0.6, "undecided")]
 )
-def test_a_run_that_leaves_a_gain_open_does_not_say_that_there_is_no_difference(
-    below: float, expected: str
-) -> None:
+def test_a_run_that_leaves_a_gain_open_does_not_rule_it_out(below: float, expected: str) -> None:
     """A busy CPU's "less than 83%" is no reason to leave a rung out."""
     made = two_clocks.run()
     made["rungs"] = made["rungs"][:2]
@@ -103,9 +95,7 @@ def test_a_run_that_leaves_a_gain_open_does_not_say_that_there_is_no_difference(
 
 @pytest.mark.parametrize("gpu, step", [*itertools.product((*WORDS, ""), repeat=2)])
 @pytest.mark.parametrize("waits, removed", [*itertools.product((True, False), repeat=2)])
-def test_advice_never_contradicts_what_stays_of_the_step(
-    gpu: str, step: str, waits: bool, removed: bool
-) -> None:
+def test_advice_never_contradicts_the_step(gpu: str, step: str, waits: bool, removed: bool) -> None:
     found = advising.choose_advice(Seen(gpu), Seen(step), waits, removed)
     assert found in ("ADOPT", "SKIP", "NO DIFFERENCE", "undecided", "")
     if found == "ADOPT":
@@ -130,19 +120,11 @@ def test_a_rung_that_failed_is_broken_and_those_on_top_of_it_are_open(status: st
     sources = stairs_of(made)
     found = advice(sources)
     assert (found["bf16"].advice, found["bf16"].reason) == ("BROKEN", f"{status}: {reason}")
-    assert found["bf16"].decide is None and found["bf16"].interval is None
+    assert found["bf16"].decide is None and found["bf16"].seen.interval is None
     last = found["fused_act"]
     assert (last.advice, last.reason) == ("undecided", "depends on bf16")
     assert last.decide == "ladder run -w article --mode solo"
     assert recommend(sources).recipe_rungs == ["baseline", "channels_last"]
-
-
-def test_a_rung_that_this_machine_cannot_have_is_neither_broken_nor_open() -> None:
-    sources = stairs_of(made_up.cpu_run())
-    found = advice(sources)["cuda_graphs"]
-    assert (found.advice, found.reason, found.decide) == ("n/a", "needs a CUDA GPU", None)
-    line = "fused_norm, cuda_graphs, data_loading, fused_act: n/a: needs a CUDA GPU"
-    assert line in recommending.list_reasons(recommend(sources).rungs)
 
 
 def test_an_open_rung_names_the_command_that_decides() -> None:
@@ -185,14 +167,6 @@ def test_a_rung_that_costs_time_says_which_memory_it_saves(gib: float, is_less: 
 # --- units of practice ------------------------------------------------------------------------------------------------
 
 
-def test_units_by_hand() -> None:
-    found = recommending.units(100.0, 8, 25_000_000, 2.5)
-    assert (found.s_per_kimg, found.images_per_s) == (12.5, 80.0)
-    assert found.hours == pytest.approx(86.8056, abs=1e-4)  # 3,125,000 steps of 0.1 s
-    assert found.money == pytest.approx(217.014, abs=1e-3)
-    assert recommending.units(100.0, 8, 25_000_000, None).money is None
-
-
 def test_a_rung_s_saving_and_its_break_even_by_hand() -> None:
     sources = stairs_of(changed("fused_act", gain={"ratio": 1.25}, step_ms=50.0, prepare_s=12.0))
     found = advice(sources)["fused_act"]
@@ -219,24 +193,16 @@ def test_a_rung_that_costs_or_is_open_pays_nothing_back() -> None:
     assert none.saved_ms is None and none.pays_back is None
 
 
-@pytest.mark.parametrize(
-    "given, number", [("25M", 25_000_000), ("200k", 200_000), ("2.5m", 2_500_000), ("7", 7)]
-)
-def test_a_number_of_images(given: str, number: int) -> None:
-    assert recommending.images_of(given) == number
-
-
-@pytest.mark.parametrize("given", ["many", "", "0", "-5", "nan", "1e400", "25MM", "25 M"])
-def test_no_number_of_images(given: str) -> None:
-    with pytest.raises(UserError, match="--images"):
-        recommending.images_of(given)
-
-
-def test_a_price() -> None:
+def test_numbers_of_images_and_prices() -> None:
+    known = {"25M": 25_000_000, "200k": 200_000, "2.5m": 2_500_000, "7": 7}
+    assert {words: recommending.images_of(words) for words in known} == known
+    for words in ("many", "", "0", "-5", "nan", "1e400", "25MM", "25 M"):
+        with pytest.raises(UserError, match="--images"):
+            recommending.images_of(words)
     assert recommending.price_of("2.5/h") == recommending.price_of("2.5") == 2.5
-    for given in ("x", "", "0/h", "-1", "2.5/min", "inf"):
+    for words in ("x", "", "0/h", "-1", "2.5/min", "inf"):
         with pytest.raises(UserError, match="--price"):
-            recommending.price_of(given)
+            recommending.price_of(words)
 
 
 def test_a_result_without_a_number_recommends_nothing() -> None:
@@ -253,12 +219,8 @@ def judged(made: Plain, **verdicts: str) -> Plain:
     """Return the run with other verdicts on the step, and none on the GPU's work."""
     for rung in made["rungs"]:
         if word := verdicts.get(rung["name"]):
-            gain = {
-                "against": "x",
-                "ratio": 0.9 if word == "slower" else 1.1,
-                "interval": [0.8, 1.2],
-                "rounds": 3,
-            }
+            ratio = 0.9 if word == "slower" else 1.1
+            gain = {"against": "x", "ratio": ratio, "interval": [0.8, 1.2], "rounds": 3}
             rung |= {"verdict": word, "gpu_verdict": None, "gpu_gain": None, "gain": gain}
     return made
 
@@ -324,21 +286,11 @@ def test_a_top_that_costs_time_leaves_the_timed_rung_below_it(tmp_path: Path) ->
     assert found.timed_as == "data_loading" and found.recommended.ms == 68.4
 
 
-def test_an_open_rung_stays_and_is_named(tmp_path: Path) -> None:
-    found = of(staircase(fused_act="ambiguous"))
-    assert held(found, tmp_path) == ARTICLE
-    assert "undecided, and in the recipe as they were timed: fused_act" in found.remarks
-
-
 def test_a_rung_that_another_one_needs_stays() -> None:
-    names = [
-        "data_loading", "fused_act", "conv_double_backward", "fused_resample", "fused_adam", "joint_batch",
-        "fused_dense", "fused_rgb", "lean_weights", "fused_update", "grouped_demod", "fused_residual",
-    ]  # fmt: skip
+    names = ["data_loading", "fused_act", "conv_double_backward", "fused_resample", "fused_residual"]
     found = of(full(names, **dict.fromkeys(names[2:], "faster") | {"fused_act": "slower"}))
-    assert "fused_act" in found.recipe_rungs and found.is_timed
-    (line,) = found.remarks
-    assert line.startswith("fused_act stays in the recipe although it is SKIP: needed by")
+    assert "fused_act" in found.recipe_rungs
+    (line,) = (line for line in found.remarks if line.startswith("fused_act stays in the recipe"))
     assert "fused_residual" in line
 
 
@@ -369,22 +321,6 @@ def test_a_leave_one_out_run_decides_and_the_staircase_has_the_units() -> None:
     assert found.baseline and found.baseline.ms == 160.0
 
 
-def test_a_reason_names_what_was_left_out_with_a_rung() -> None:
-    """The gain is that of all of them."""
-    top = left_out()
-    title = "without CUDA graphs and 3 that need it"
-    next(rung for rung in top["rungs"] if rung["name"] == "bf16")["title"] = title
-    reasons = {each.name: each.reason for each in of(staircase(), top).rungs}
-    assert reasons["bf16"].startswith(f"against the ladder {title}, the ")
-
-
-def test_a_broken_rung_stays_broken_whatever_another_run_says() -> None:
-    stairs = staircase()
-    stairs["rungs"][-1] |= made_up.rung("fused_act", status="failed: parity", reason="D_r1: error 1")
-    found = of(stairs, left_out())
-    assert found.rungs[-1].advice == "BROKEN" and list(found.recipe_rungs) == ARTICLE[:-1]
-
-
 def test_a_leave_one_out_run_alone_has_no_baseline(tmp_path: Path) -> None:
     found = of(None, left_out(bf16=24.0))
     assert found.baseline is None and found.saved_ms is None and found.pays_back is None
@@ -392,19 +328,8 @@ def test_a_leave_one_out_run_alone_has_no_baseline(tmp_path: Path) -> None:
     made = left_out()
     made["rungs"][3] |= made_up.rung("fused_norm", status="oom", reason="CUDA out of memory")
     rung = next(each for each in of(None, made).rungs if each.name == "fused_norm")
-    assert rung.advice == "undecided" and rung.reason == "the ladder without it: oom: CUDA out of memory"
-    assert rung.decide == "ladder run -w article"
-
-
-def test_what_leaves_with_a_rung_of_a_leave_one_out_run_is_named() -> None:
-    names = ["baseline", "fused_act", "conv_double_backward", "fused_resample", "fused_residual"]
-    made = full(names, **dict.fromkeys(names[1:], "faster"))
-    top = full(names[:2], fused_act="slower")
-    top["protocol"]["mode"] = "leave-one-out"
-    top["rungs"][0]["name"] = "all"
-    found = of(made, recipes.given(top))
-    assert "fused_act" not in found.recipe_rungs and "fused_residual" not in found.recipe_rungs
-    assert any(line.endswith("left out with fused_act, as it was measured") for line in found.remarks)
+    assert (rung.advice, rung.decide) == ("undecided", "ladder run -w article")
+    assert rung.reason == "the ladder without it: oom: CUDA out of memory"
 
 
 def test_other_workers_are_the_same_recipe_and_other_fields_are_not(tmp_path: Path) -> None:
@@ -438,24 +363,21 @@ def test_a_recommendation_names_the_page_and_its_markdown_has_the_code_of_its_ru
     adopted = recommending.find_anchors(found.recipe_rungs)
     assert adopted["bf16"] == "docs/adopt.md#bf16" and not recommending.list_code(["baseline"])
     shown = recommending.render_terminal(found, "for this machine", {})
-    assert f"in a loop of your own: docs/adopt.md has {', '.join(adopted)}" in shown and "```" not in shown
+    assert ", ".join(adopted) in shown and "```" not in shown
     assert "```python\ndef precise():" in recommending.render_advice(found, "for this machine")
     assert recommending.write_data(found, "for this machine", {})["adopt"] == adopted
-    text = "\n".join(recommending.list_code(["cuda_graphs", "bf16"]))
-    assert text.index("`bf16` (docs/adopt.md#bf16)") < text.index("`cuda_graphs` (docs/adopt.md#cuda_graphs)")
-    assert "def precise():" in text and "def captured(" in text and "channels_last" not in text
 
 
 def test_the_code_of_graphs_comes_with_what_it_calls() -> None:
     """All rungs of the page but `compile`: pasted after the loop that the page begins with, each name is known."""
     named = [name for each in recommending.read_sections() for name in each.rungs if name != "compile"]
     text = "\n".join(recommending.list_code(named))
-    order = [
+    order = (
         "Frozen networks (docs/adopt.md#frozen-networks)",
         "def g_phase():",
         "def captured(",
         "def whole():",
-    ]
+    )
     assert [text.index(each) for each in order] == sorted(text.index(each) for each in order)
     code = ast.parse("\n".join(re.findall(r"```python\n(.+?)```", text, re.DOTALL)))
     names = {each for each in ast.walk(code) if isinstance(each, ast.Name)}

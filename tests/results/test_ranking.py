@@ -57,7 +57,7 @@ def test_a_staircase_is_shown_before_newer_runs_of_less(tmp_path, newer):
     for name, result in (("a", stairs), ("b", newer)):
         write_run(tmp_path / f"{name}.json", result)
         found.append((tmp_path / f"{name}.json", result))
-    (shown,), _ = tables.collect([tmp_path])
+    (shown,), _ = series.collect([tmp_path])
     assert shown["started"] == stairs["started"]
     (entry,) = front.choose_entries(found, tmp_path)
     assert len(entry.rows) == 8 and entry.path == "a.json"

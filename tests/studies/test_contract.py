@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from ladder.cli import main as cli
 from ladder.core.errors import UserError
 from ladder.publish.validation import validate
-from ladder.show.table import render_csv, render_html, render_text
+from ladder.show.table import render_csv, render_text
 from ladder.studies import frame
 
 HERE = Path(__file__).parent / "goldens"
@@ -37,7 +37,6 @@ def outputs(kind: str) -> dict[str, str]:
         f"{kind}.md": frame.render_page(study, file),
         f"{kind}.csv": render_csv(tables),
         f"{kind}.txt": frame.render_terminal(study, file, 60) + "\n",
-        f"{kind}.html": "\n".join(map(render_html, tables)) + "\n",
     }
 
 

@@ -1,12 +1,12 @@
 """The name under which asv files a machine's results: the record of its hardware, in results/asv/MACHINE/machine.json.
 
-A record holds all that makes two machines different: the GPU and its memory, the CPU, cores, memory and family of
-operating system. Results of two machines are never mixed under one name, and a name is settled before measuring. A name
-of another machine's folder, or one that `ladder validate` would refuse, is refused in one line.
+A record holds all that makes two machines different. Results of two machines are never mixed under one name, and a name
+is settled before measuring: one of another machine's folder, or that `ladder validate` would refuse, is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -91,12 +91,10 @@ def _read_records(folder: Path) -> dict[str, Record]:
     """Return the machine records in a folder of asv's results that can be used, by name: what is text in them."""
     records = {}
     for path in sorted(folder.glob("*/machine.json")):
-        try:
+        with contextlib.suppress(UserError):
             data = store.read(path)
-        except UserError:
-            continue
-        if isinstance(data, dict) and data.get("machine") == path.parent.name:
-            records[path.parent.name] = {key: each for key, each in data.items() if isinstance(each, str)}
+            if isinstance(data, dict) and data.get("machine") == path.parent.name:
+                records[path.parent.name] = {key: each for key, each in data.items() if isinstance(each, str)}
     return records
 
 

@@ -55,8 +55,7 @@ def create_note(
     shown["started"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     note: Note = {"schema": 1, "commit": commit, "environment": environment, **shown}
     note["benchmarks"] = {name: {**shown} for name in sorted(benchmarks)}
-    if choices is not None:
-        note["choices"] = {name: list(lines) for name, lines in sorted(choices.items())}
+    note |= {} if choices is None else {"choices": dict(sorted(choices.items()))}
     return note | ({"variables": dict(variables)} if variables else {})
 
 

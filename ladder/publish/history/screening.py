@@ -1,14 +1,18 @@
 """`ladder history`: asv's record over commits, screened for steps that stayed and were confirmed.
 
 asv's step detection at 1% finds candidates. Its points are few samples of few processes, on days of their own, so a
-candidate alerts nobody. Only a bench-compare of the two commits beside a candidate makes it `confirmed`.
+candidate alerts nobody. Only a bench-compare of the two commits beside a candidate makes it `confirmed`. The nightly
+run measures candidates, and writes an issue for a confirmed commit, or for a range whose commits have no number.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +21,13 @@ from ladder.core import git
 from ladder.core import text as texts
 from ladder.core.errors import UserError
 from ladder.core.paths import ROOT
+from ladder.machine import system
+from ladder.plan import catalog
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.history import series as recorded
 from ladder.publish.history.series import Series
 from ladder.publish.validation import validate
-from ladder.show.table import format_value
+from ladder.show.table import Column, Table, format_value, render_markdown
 from ladder.stats import answers
 from ladder.studies import frame
 from ladder.studies.commits import judging, known, study
@@ -36,12 +42,12 @@ CONFIRMED, REFUTED, UNCLEAR, CANDIDATE, DRIVER, CUDNN, KNOWN = (
 )  # fmt: skip
 ORDER = (CONFIRMED, CANDIDATE, UNCLEAR, DRIVER, CUDNN, KNOWN, REFUTED)
 _BY_VERDICT = {
-    answers.SLOWER: CONFIRMED,
-    BROKEN: CONFIRMED,
-    answers.AMBIGUOUS: UNCLEAR,
-    answers.FASTER: REFUTED,
+    answers.SLOWER: CONFIRMED, BROKEN: CONFIRMED, answers.AMBIGUOUS: UNCLEAR, answers.FASTER: REFUTED,
     answers.LESS: REFUTED,
-}
+}  # fmt: skip
+MARK = "<!-- ladder regression {where} -->"  # one issue for each: whoever opens them looks for it first
+LADDER = "full"
+COLUMNS = [Column(title) for title in ("series", "machine", "step in the history", "confirmed", "beside it")]
 
 
 @dataclass
@@ -107,8 +113,9 @@ def screen(
     for step in steps:
         _settle(step, comparisons, entries, every, root)
     for group in group_candidates(steps):
+        command = format_comparison(group)
         for step in group:
-            step.why = format_comparison(group)
+            step.why = command
     return sorted(steps, key=lambda s: (ORDER.index(s.status), place[s.bad], -s.share)), lines
 
 
@@ -130,25 +137,22 @@ def find_steps(one: Series, place: dict[str, int], threshold: float = THRESHOLD)
 
 
 def _settle(
-    step: Step,
-    comparisons: list[File],
-    entries: Sequence[known.Entry],
-    every: Sequence[Series],
-    root: Path,
+    step: Step, comparisons: list[File], entries: Sequence[known.Entry], every: Sequence[Series], root: Path
 ) -> None:
     """Fill in the status of a step, and the other changes at its place."""
     one = step.series
-    notes = before, after = [asvnotes.read_note(one.files[commit]) for commit in (step.good, step.bad)]
+    before, after = (asvnotes.read_note(one.files[commit]) for commit in (step.good, step.bad))
     series = asvnotes.name_series(one.benchmark, one.params)
     step.choices += asvnotes.list_choice_changes(before, after, series)
-    changes = asvnotes.find_changes(*(asvnotes.find_conditions(note, one.benchmark) for note in notes))
+    changes = asvnotes.find_changes(
+        *(asvnotes.find_conditions(note, one.benchmark) for note in (before, after))
+    )
     step.conditions += [f"{asvnotes.NAMES[name]} {change}" for name, change in changes.items()]
     excuses = [
         f"a {asvnotes.NAMES[key]} change: {changes[key]}" for key in asvnotes.EXCUSES if key in changes
     ]
-    accepted = [e for e in entries if e.is_of(one.accepted_as, one.machine)]
-    accepted = known.list_in_force(accepted, step.good, step.bad, root)
-    answer = _find_answer(step, comparisons)
+    mine = [entry for entry in entries if entry.is_of(one.accepted_as, one.machine)]
+    accepted, answer = known.list_in_force(mine, step.good, step.bad, root), _find_answer(step, comparisons)
     if accepted and not (answer and answer.verdict == BROKEN):  # what is broken cannot be accepted
         step.status, step.why = KNOWN, accepted[0].describe()
     elif answer:
@@ -185,11 +189,11 @@ def _find_answer(step: Step, comparisons: list[File]) -> Answered | None:
 
 def _describe(answer: Answered) -> str:
     """Return the verdict of a comparison with the change, its interval and the number of generations."""
-    change, interval = study.derive_change(answer)
+    (change, interval), verdict = study.derive_change(answer), study.describe_verdict(answer)
     if change is None:
-        return study.describe_verdict(answer)
+        return verdict
     shown = f"{format_value('change', change)} ({format_value('changes', interval)})"
-    return f"{study.describe_verdict(answer)}, {shown} in {texts.format_count(answer.rounds, 'generation')}"
+    return f"{verdict}, {shown} in {texts.format_count(answer.rounds, 'generation')}"
 
 
 def _find_both_levels(step: Step, every: Sequence[Series]) -> str | None:
@@ -199,14 +203,9 @@ def _find_both_levels(step: Step, every: Sequence[Series]) -> str | None:
     both amounts, on two hosts with one GPU and software, shows that the code did not bring the step.
     """
     one = step.series
-    if not one.is_memory:
-        return None
-
-    def name(series: Series) -> tuple[Any, ...]:
-        return series.benchmark, series.params, series.environment, series.card
-
-    alike = [each for each in every if name(each) == name(one)]
-    for commit in dict.fromkeys(commit for each in alike for commit in each.values):
+    fields = ("benchmark", "params", "environment", "card")
+    alike = [each for each in every if all(getattr(each, name) == getattr(one, name) for name in fields)]
+    for commit in dict.fromkeys(commit for each in alike for commit in each.values) if one.is_memory else ():
         values = [(each.values[commit], each.machine) for each in alike if commit in each.values]
         (least, here), (most, there) = min(values), max(values)
         if least <= one.values[step.good] and most >= one.values[step.bad]:
@@ -242,12 +241,10 @@ def format_comparison(steps: Sequence[Step]) -> str:
 
 
 def list_remarks(steps: Sequence[Step]) -> list[str]:
-    """Return what else changed where steps are: some tuning choices and how many more, then conditions."""
-    choices = list(dict.fromkeys(choice for step in steps for choice in step.choices))
-    remarks = [f"tuning: {choice}" for choice in choices[:MOST_CHOICES]]
-    if len(choices) > MOST_CHOICES:
-        remarks.append(f"tuning: {len(choices) - MOST_CHOICES} more choices changed")
-    return [*remarks, *dict.fromkeys(condition for step in steps for condition in step.conditions)]
+    """Return what else changed where steps are: the first tuning choices, then conditions."""
+    choices = dict.fromkeys(f"tuning: {choice}" for step in steps for choice in step.choices)
+    conditions = dict.fromkeys(condition for step in steps for condition in step.conditions)
+    return [*[*choices][:MOST_CHOICES], *conditions]
 
 
 def format_bisect(step: Step) -> str | None:
@@ -290,3 +287,98 @@ def write_step(step: Step) -> dict[str, Any]:
         "good": step.good, "bad": step.bad, "share": step.share, "gpu_share": step.gpu_share,
         "unmeasured": step.between, "why": step.why, "remarks": list_remarks([step]),
     }  # fmt: skip
+
+
+# --- the nightly run: candidates are measured, confirmed steps become issues ------------------------------------------
+
+
+def confirm_steps(
+    steps: Sequence[Step], most: int, out: Path, minutes: float | None, tell: Callable[[str], None]
+) -> int:
+    """Measure the commits of up to `most` groups of this machine's candidates. Return the number of groups measured.
+
+    Candidates between the same two commits, of one workload, are measured together. A group whose rung left the ladder
+    or changed its recipe is not measured, and one that is refused does not stop the others.
+    """
+    device = system.choose_device()
+    facts = system.describe_machine(device)
+    torch, measured, recipes = str(facts["torch"]).partition("+")[0], 0, _list_recipes()
+    mine = [s for s in steps if s.series.machine == facts["name"] and s.series.torch in (None, "", torch)]
+    groups = group_candidates(mine)
+    if not groups:
+        tell(f"nothing to confirm: no candidate's step was timed by {facts['name']} with torch {torch}")
+    for group in groups:
+        if measured == most:
+            break
+        current = [step for step in group if step.series.rung[1] in recipes]
+        for name in dict.fromkeys(step.series.name for step in group if step not in current):
+            tell(f"{name}: not what {LADDER} has under that name today, so no comparison can confirm it")
+        if not current:
+            continue
+        good, bad, workload, rungs = (
+            group[0].good,
+            group[0].bad,
+            group[0].series.params[0],
+            list_rungs(current),
+        )
+        tell(f"confirming {good[:10]}..{bad[:10]}: {workload}, {', '.join(rungs)}")
+        try:
+            compare_commits(good, bad, rungs, workload, device, out, minutes)
+            measured += 1
+        except UserError as error:
+            tell(f"not measured: {error}")
+    return measured
+
+
+def compare_commits(
+    good: str, bad: str, rungs: list[str], workload: str, device: str, out: Path, minutes: float | None
+) -> None:
+    """Measure two commits as `ladder bench-compare` does; its tables go to stderr. Raises UserError."""
+    options = study.Options(base=good, head=bad, rungs=",".join(rungs), ladder=LADDER)
+    request = frame.Request(workload=workload, device=device, out=out, budget=minutes)
+    with contextlib.redirect_stdout(sys.stderr):
+        job = frame.resolve_job(study.STUDY, options, request, system.describe_machine(device))
+        frame.run_study(study.STUDY, job)
+
+
+def _list_recipes() -> set[str]:
+    """Return the rungs whose series are of the ladder's recipes of today.
+
+    A rung whose recipe changed goes on as `NAME-2` in asv's list (benches/series.py); NAME is the earlier recipe.
+    """
+    listed = (ROOT / "results" / "asv" / "benchmarks.json").read_text(encoding="utf-8")
+    names = (step.name for step in catalog.load_ladder(LADDER).rungs)
+    return {name for name in names if f"\"'{name}-2'\"" not in listed}
+
+
+def write_issues(steps: Sequence[Step]) -> list[dict[str, str]]:
+    """Return {"mark", "title", "body"}, escaped, for each commit or range with a confirmed regression."""
+
+    def find_range(step: Step) -> tuple[str, str]:
+        return step.bad, step.good
+
+    issues = []
+    confirmed = sorted((step for step in steps if step.status == CONFIRMED), key=find_range)
+    for (bad, good), group in itertools.groupby(confirmed, key=find_range):
+        rows = sorted(group, key=lambda step: -step.share)
+        names = ", ".join(dict.fromkeys(step.series.name for step in rows))
+        between = rows[0].between
+        mark = MARK.format(where=f"{good}..{bad}" if between else bad)
+        title = f"Slower {f'between {good[:10]} and' if between else 'since'} {bad[:10]}: {names}"[:200]
+        cells = []
+        for each in rows:
+            share, remarks = f"{100 * each.share:+.1f}%", "; ".join(list_remarks([each]))
+            cells.append([each.series.name, each.series.machine, share, each.why, remarks])
+        lines = [
+            mark,
+            f"These series became slower after commit {good}, by commit {bad} at the latest. The two were measured side"
+            f" by side; commits between them that were not: {between}.",
+            "",
+            study.break_mentions(render_markdown(Table(COLUMNS, cells))),
+            "",
+        ]
+        if between and (commands := dict.fromkeys(filter(None, map(format_bisect, rows)))):
+            lines += ["To bisect, on such a machine:", "", "```", *commands, "```", ""]
+        accept = "To accept it, add an entry to `benches/known-regressions.yaml` (commit, series, reason, expires)."
+        issues.append({"mark": mark, "title": title, "body": "\n".join([*lines, accept]) + "\n"})
+    return issues

@@ -43,15 +43,18 @@ class Series:
     environment: str
     benchmark: str
     params: tuple[str, ...]
-    torch: str | None
     quoted: tuple[str, ...] = ()  # the parameters as asv writes them: "'bf16'"
     facts: Mapping[str, str] = field(default_factory=dict)  # asv's parameters: gpu, cpu, torch, ...
-    dates: dict[str, int] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float | None] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
     by_host: dict[str, list[float]] = field(default_factory=dict)  # values of each host
     gpu: dict[str, float] = field(default_factory=dict)  # behind a wall time: GPU seconds of that process
+
+    @property
+    def torch(self) -> str | None:
+        """Return the version of PyTorch."""
+        return self.facts.get("torch")
 
     @property
     def card(self) -> str:
@@ -101,10 +104,8 @@ class Point:
     machine: str
     facts: tuple[tuple[str, str], ...]  # asv's parameters: gpu, cpu, torch, ...
     commit: str
-    date: int
     workload: str
     ms: tuple[tuple[str, float], ...]  # in the order of the ladder
-    path: str  # of its file, under the folder of results
     conditions: Mapping[asvnotes.Condition, str] = field(default_factory=dict, hash=False)
 
     @property
@@ -129,7 +130,6 @@ class Step:
     ms: float
     software: tuple[str, ...]
     whole: bool = True  # not where an earlier commit has a higher rung: then this one's were not measured yet
-    conditions: Mapping[asvnotes.Condition, str] = field(default_factory=dict, hash=False)
     marks: tuple[str, ...] = ()  # "cuDNN 9.19.0 -> 9.20.1", since the step before with the same software
 
 
@@ -155,9 +155,8 @@ def read(folder: Path) -> list[Series]:
             continue
         result, note = Results.load(str(path)), asvnotes.read_note(path)
         commit, params = result.commit_hash, result.params
-        taken = [
-            (name, *each) for name in result.get_all_result_keys() for each in _list_values(result, name)
-        ]
+        names = result.get_all_result_keys()
+        taken = [(name, *each) for name in names for each in _list_values(result, name)]
         gpu = {(name, quoted): value for name, quoted, value, _ in taken if is_gpu_time(name)}
         for benchmark, quoted, value, weight in taken:
             facts = {key: clean_line(each) for key, each in params.items() if isinstance(each, str)}
@@ -167,11 +166,10 @@ def read(folder: Path) -> list[Series]:
                 software = [f"{name} {facts[name]}" for name in GPU_SOFTWARE if name in facts]
                 where, libraries = facts["machine"], ", ".join(software) or "unknown software"
             key = (where, libraries, benchmark, str(result.benchmark_version.get(benchmark)), *values)
-            fresh = Series(where, libraries, benchmark, values, params.get("torch"), quoted, facts)
-            one = every.setdefault(key, fresh)
+            one = every.setdefault(key, Series(where, libraries, benchmark, values, quoted, facts))
             one.by_host.setdefault(commit, []).append(value)
             one.values[commit] = float(statistics.median(one.by_host[commit]))
-            one.weights[commit], one.files[commit], one.dates[commit] = weight, path, result.date or 0
+            one.weights[commit], one.files[commit] = weight, path
             beside = benchmark.replace("samples_step_time", "samples_gpu_time"), quoted
             if not one.is_gpu and beside in gpu:
                 one.gpu[commit] = gpu[beside]
@@ -204,12 +202,8 @@ def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
     """
     times: dict[tuple[Any, ...], dict[str, Series]] = {}
     for one in read(accepted):
-        if (
-            one.benchmark == benchmark
-            and one.rung
-            and one.facts.get("machine")
-            and _UNCOMMITTED not in one.facts
-        ):
+        is_committed = one.facts.get("machine") and _UNCOMMITTED not in one.facts
+        if one.benchmark == benchmark and one.rung and is_committed:
             workload, rung = one.rung
             for commit in one.values:
                 times.setdefault((tuple(sorted(one.facts.items())), commit, workload), {})[rung] = one
@@ -217,11 +211,9 @@ def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
     for (facts, commit, workload), series in times.items():
         rungs = sorted(series, key=lambda rung: (height.get(rung, -1), rung))
         ms = tuple((rung, 1000 * series[rung].values[commit]) for rung in rungs)
-        newest = series[rungs[-1]]
-        path, machine = newest.files[commit], newest.facts["machine"]
-        conditions = asvnotes.find_conditions(asvnotes.read_note(path), benchmark)
-        place = path.relative_to(accepted).as_posix()
-        every.append(Point(machine, facts, commit, newest.dates[commit], workload, ms, place, conditions))
+        note = asvnotes.read_note(series[rungs[-1]].files[commit])
+        conditions = asvnotes.find_conditions(note, benchmark)
+        every.append(Point(dict(facts)["machine"], facts, commit, workload, ms, conditions))
     return every
 
 
@@ -247,8 +239,7 @@ def history(every: Iterable[Point], revisions: Mapping[str, int]) -> dict[tuple[
             reached[software] = max(at, most)
             marks = asvnotes.list_excuses(before.get(software, {}), point.conditions)
             before[software] = {**before.get(software, {}), **point.conditions}
-            step = Step(point.commit, rung, ms, software, at >= most, point.conditions, marks)
-            histories[key].append(step)
+            histories[key].append(Step(point.commit, rung, ms, software, at >= most, marks))
     return histories
 
 

@@ -115,7 +115,7 @@ def render_run(committed: Committed, name: str) -> str:
     table = tables.tabulate(shown, titles=True).drop_columns(LEFT_OUT)
     order = list(range(len(shown.rows)))
     if shown.mode == modes.LEAVE_ONE_OUT:
-        order.sort(key=lambda k: -(shown.rows[k].previous or 0.0))
+        order.sort(key=lambda k: -(shown.rows[k].seen.ratio or 0.0))
     return render(replace(table, notes=(), rows=[table.rows[k] for k in order]), cite(committed, result))
 
 

@@ -462,8 +462,6 @@ WIDE, ROW = 12.5, 0.42  # inches
 def _draw_figure(figures: Figures, file: File) -> Any:
     from matplotlib.figure import Figure
 
-    from ladder.report.heatmap import heatmap
-
     rungs = figures.rungs
     gains = {frozenset((pair.first, pair.second)): pair.gain for pair in figures.pairs}
     names = [rung for rung in rungs if figures.is_whole or any(rung in pair for pair in gains)]
@@ -484,7 +482,7 @@ def _draw_figure(figures: Figures, file: File) -> Any:
         [gains.get(frozenset((row, column))) if y >= x else None for x, column in enumerate(names[:-1])]
         for y, row in enumerate(names[1:])
     ]
-    heatmap(axes, names[1:], names[:-1], cells, LIGHT, format_gain)
+    drawing.heatmap(axes, names[1:], names[:-1], cells, LIGHT, format_gain)
     title = f"gain {'on average over all orders' if figures.is_whole else 'at the top of the ladder'}"
     for each, words in ((bars, title), (axes, "two rungs together, beyond each without the other")):
         each.set_title(words, loc="left", fontsize=10.5, fontweight="bold", color=LIGHT.ink)

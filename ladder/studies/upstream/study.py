@@ -49,7 +49,7 @@ UPSTREAM, PATCHED, OURS = record.UPSTREAM, record.PATCHED, record.OURS
 PROOF, ERRORS, PHASES, GENERATION = record.PROOF, record.ERRORS, record.PHASES, record.GENERATION
 # fmt: off
 STEPS = [
-    Column("step"), Column("ms/step", "ms"), Column("95% interval", "ms interval", 4), Column("GPU ms", "ms", 1),
+    Column("step"), Column("ms/step", "ms"), Column("95% interval", "ms_interval", 4), Column("GPU ms", "ms", 1),
     Column("waits for the host", "percent", 5), Column("without R1, path length", "ms", 6),
     Column("as fast as NVIDIA's", "factor", 2), Column("95% interval", "interval", 8),
     Column("GPU time less by", "factor", 3), Column("95% interval", "interval", 9), Column("images/s", "count", 10),

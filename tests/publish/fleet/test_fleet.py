@@ -101,14 +101,12 @@ def test_a_task_that_was_ended_is_requeued_and_goes_on(fake: Path, status: int) 
     assert shared(fake) == ["run-1.json"]
 
 
-def test_a_cancelled_task_stays_cancelled(fake: Path) -> None:
-    (fake / "state").write_text("COMPLETING\n")
-    assert task(fake, "130 false\n").returncode == 130
-    assert not (fake / "scontrol").exists()
-
-
-def test_a_task_that_is_ended_again_and_again_is_given_up(fake: Path) -> None:
-    assert task(fake, "137 false\n", restarts=9).returncode == 137
+@pytest.mark.parametrize("state, restarts, status", [("COMPLETING", 0, 130), ("RUNNING", 9, 137)])
+def test_a_task_that_was_cancelled_or_ended_too_often_is_given_up(
+    fake: Path, state: str, restarts: int, status: int
+) -> None:
+    (fake / "state").write_text(f"{state}\n")
+    assert task(fake, f"{status} false\n", restarts).returncode == status
     assert not (fake / "scontrol").exists()
 
 
@@ -118,12 +116,6 @@ def test_another_kind_of_node_begins_anew_and_the_file_goes_on_where_it_can(fake
     assert shared(fake) == ["run-3.json"]
     assert task(fake, "0 true\n", restarts=2).returncode == 0
     assert "run --resume" in calls(fake)[-2] and shared(fake) == ["run-1.json", "run-3.json"]
-
-
-def test_a_node_that_can_run_nothing_leaves_the_unfinished_file(fake: Path) -> None:
-    task(fake, "137 false\n")
-    assert task(fake, "2 false\n2 false\n", restarts=1).returncode == 2
-    assert [*(fake / "out").rglob("run-1.json*")] == [fake / "out/tasks/a100/article/gpu/run-1.json"]
 
 
 def test_a_task_leaves_alone_what_another_task_writes(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,26 +156,23 @@ def test_names_with_spaces_and_quotes_reach_the_script_as_they_are(fake: Path, t
 
 
 def test_bad_requests_are_one_line(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "only with --slurm" in refused("submit", "-w", "tiny")
-    assert "only with --slurm" in refused("submit", "--", "--rounds", "3")
-    assert "is no name of a partition" in refused("submit", "--slurm", "a b", "--out", tmp_path / "o")
-    assert "nosuch" in refused("submit", "--slurm", "a", "-w", "nosuch", "--out", tmp_path / "o")
-    assert "share a folder" in refused(
-        "submit", "--slurm", "a", "-w", "tiny", "-w", "tiny", "--out", tmp_path / "o"
-    )
-    assert "-- --budget MINUTES" in refused("submit", "--slurm", "a", "--budget", "9")
-    asked = ("submit", "--slurm", "a", "--out", tmp_path / "o", "--")
-    assert "behind --, options of `ladder run`: No such option '--budgett'" in refused(
-        *asked, "--budgett", "9"
-    )
-    assert "is not in the range" in refused(*asked, "--cycles", "0")
-    assert "unexpected extra argument" in refused(*asked, "fused_act")
-    assert "no ladder 'nosuch'" in refused(*asked, "--ladder", "nosuch")
-    assert "--rungs: nosuch not in ladder article" in refused(*asked, "--rungs", "bf16,nosuch")
-    for mode in ("mistakes", "levers"):
-        assert f"--rungs: bf16 not in the {mode}" in refused(*asked, "--mode", mode, "--rungs", "bf16")
-    for option in ("--resume", "--out", "-w"):
-        assert "is set by each task: leave it out" in refused(*asked, option, "x")
+    slurm = ("submit", "--slurm", "a", "--out", tmp_path / "o")
+    for arguments, words in (
+        (("submit", "-w", "tiny"), "only with --slurm"),
+        (("submit", "--slurm", "a b", "--out", tmp_path / "o"), "is no name of a partition"),
+        ((*slurm, "-w", "nosuch"), "nosuch"),
+        ((*slurm, "-w", "tiny", "-w", "tiny"), "share a folder"),
+        ((*slurm, "--budget", "9"), "-- --budget MINUTES"),
+        ((*slurm, "--", "--budgett", "9"), "behind --, options of `ladder run`: No such option '--budgett'"),
+        ((*slurm, "--", "--cycles", "0"), "is not in the range"),
+        ((*slurm, "--", "fused_act"), "unexpected extra argument"),
+        ((*slurm, "--", "--ladder", "nosuch"), "no ladder 'nosuch'"),
+        ((*slurm, "--", "--rungs", "bf16,nosuch"), "--rungs: nosuch not in ladder article"),
+        ((*slurm, "--", "--mode", "levers", "--rungs", "bf16"), "--rungs: bf16 not in the levers"),
+        ((*slurm, "--", "--resume", "x"), "is set by each task: leave it out"),
+        ((*slurm, "--", "-w", "x"), "is set by each task: leave it out"),
+    ):
+        assert words in refused(*arguments), arguments
     assert not (tmp_path / "o").exists()
     monkeypatch.setenv("PATH", "/usr/bin/nowhere")
-    assert "no sbatch on the PATH" in refused("submit", "--slurm", "a", "--out", tmp_path / "o")
+    assert "no sbatch on the PATH" in refused(*slurm)

@@ -16,11 +16,8 @@ ROW = {"op": "bias_act", "direction": "backward", "itemsize": 2, "layout": "nhwc
 ROW |= {"size": "large", "tile": 4096, "columns": 64, "warps": 8, "per_sm": 2, "stages": 1}
 
 
-def test_the_fields_are_those_of_the_kernels_table():
+def test_the_fields_are_those_of_the_kernels_table_and_a_row_is_one_line_that_a_note_takes_whole():
     assert tuple(tiles.CALL) == table.Key._fields and tiles.CHOICE == table.Choice._fields
-
-
-def test_a_row_is_one_line_that_a_note_takes_whole():
     assert tiles.lines([ROW]) == ["bias_act backward 2B nhwc sm90 large: 4096/64/8/2/1"]
     noted = {"op": "rgb", "case": "wide", "entry": "vectors 4, ahead 2"}
     assert tiles.lines([noted]) == ["rgb wide: vectors 4, ahead 2"]
@@ -34,10 +31,7 @@ def test_a_row_is_one_line_that_a_note_takes_whole():
     ("now", "told"),
     [
         ([ROW], []),
-        (
-            [ROW | {"warps": 4, "stages": 3}],
-            ["bias_act backward 2B nhwc sm90 large: warps 8 -> 4, stages 1 -> 3"],
-        ),
+        ([ROW | {"warps": 4}], ["bias_act backward 2B nhwc sm90 large: warps 8 -> 4"]),
         ([], ["bias_act backward 2B nhwc sm90 large: used no more"]),
         ([ROW, ROW | {"op": "rgb"}], ["rgb backward 2B nhwc sm90 large: new"]),
     ],
@@ -46,9 +40,6 @@ def test_what_changed_is_named(now, told):
     before, after = tiles.lines([ROW]), tiles.lines(now)
     assert tiles.changes(before, after) == told
     assert tiles.changes(None, after) == tiles.changes(before, None) == []
-
-
-def test_lines_of_another_version_are_compared_as_they_are():
     assert tiles.changes(["a b: 1/2", "whatever"], ["a b: 1/3", "whatever"]) == ["a b: 1/2 -> 1/3"]
 
 

@@ -12,9 +12,8 @@ from ladder.publish.history import notes as asvnotes
 from ladder.publish.history import screening as history
 from ladder.publish.history import series as recorded
 from ladder.publish.history.screening import CANDIDATE, CONFIRMED, DRIVER, REFUTED, UNCLEAR
-from ladder.report import tiles
 from tests.support import committed
-from tests.support.asv_steps import ENVIRONMENT, MACHINE, ROW, STEP, Toy, toy
+from tests.support.asv_steps import ENVIRONMENT, MACHINE, Toy, toy
 
 __all__ = ["toy"]  # a fixture
 
@@ -27,11 +26,10 @@ def test_a_step_of_two_percent_is_a_candidate_with_its_commit_and_what_would_con
         0.02, abs=1e-3
     )
     said = f"make bench-compare BASE={step.good[:10]} HEAD={step.bad[:10]} WORKLOAD=article RUNGS=bf16"
-    assert said in history.render_text([step], [])
-    assert history.render_text([step], []).splitlines()[:2] == [
-        f"candidate at {step.bad[:10]}:",
-        f"  article/bf16 +2.0% on {MACHINE}",
-    ]
+    lines = history.render_text([step], []).splitlines()
+    assert lines[:3] == [
+        f"candidate at {step.bad[:10]}:", f"  article/bf16 +2.0% on {MACHINE}", f"  to be confirmed: {said}",
+    ]  # fmt: skip
     assert not step.between
     assert history.list_remarks([step]) == ["tuning: bias_act backward 2B nhwc sm90 large: warps 4 -> 8"]
 
@@ -47,16 +45,6 @@ def test_what_real_notes_name_is_found_by_the_series_of_their_results() -> None:
     assert any(notes.values())
     for path, choices in notes.items():
         assert set(choices or ()) <= keys[path], path.name
-
-
-def test_more_choices_than_a_reader_wants_are_counted(toy: Toy) -> None:
-    for number in range(len(toy.commits)):
-        slow = number >= 7
-        rows = [ROW | {"op": f"op{k}", "warps": 8 if slow else 4} for k in range(6)]
-        named = {asvnotes.name_series(STEP, ["article", "bf16"]): tiles.lines(rows)}
-        toy.record(number, {"baseline": 0.1, "bf16": 0.06 if slow else 0.05}, choices=named)
-    remarks = history.list_remarks([toy.only()])
-    assert len(remarks) == 5 and remarks[-1] == "tuning: 2 more choices changed"
 
 
 def test_small_and_passing_steps_are_none(toy: Toy) -> None:
@@ -99,13 +87,9 @@ def test_steps_between_the_same_commits_are_compared_together(toy: Toy) -> None:
     memory = replace(step.series, benchmark="rungs.Rung.track_peak_memory", params=("article", "bf16"))
     other = replace(step, series=memory, why="not measured by bench-compare: look at it")
     lines = history.render_text([*(replace(each, why=command) for each in rungs), other], []).splitlines()
-    assert lines[1:6] == [f"  article/{name} +{2 + k}.0% on {MACHINE}" for k, name in enumerate(names)]
-    assert lines[6] == f"  {command}"
-    assert lines[-4:-2] == [
-        f"  {memory.name} +2.0% on {MACHINE}",
-        "  not measured by bench-compare: look at it",
-    ]
-    assert lines[-1] == "0 confirmed of 6 steps"
+    shown = [f"  article/{name} +{2 + k}.0% on {MACHINE}" for k, name in enumerate(names)]
+    assert lines[1:7] == [*shown, f"  {command}"]
+    assert f"  {memory.name} +2.0% on {MACHINE}" in lines[7:] and lines[-1] == "0 confirmed of 6 steps"
 
 
 def test_a_range_that_begins_with_the_first_commit_has_none_before_it(toy: Toy) -> None:
@@ -127,9 +111,7 @@ def test_a_name_that_a_shell_would_read_otherwise_makes_no_command(toy: Toy) -> 
             path.unlink()
     step = toy.only()
     assert step.series.pattern is None and history.format_bisect(step) is None
-    assert '"rungs' not in history.render_text([step], []) and "asv find, by" in history.render_text(
-        [step], []
-    )
+    assert '"rungs' not in history.render_text([step], [])
 
 
 def test_the_pattern_of_a_series_selects_that_one_of_all_that_asv_knows() -> None:
@@ -137,18 +119,16 @@ def test_the_pattern_of_a_series_selects_that_one_of_all_that_asv_knows() -> Non
     from asv.benchmarks import Benchmarks
 
     data = json.loads(committed.file("results/asv/benchmarks.json").read_text())
-    known_to_asv = [each for name, each in data.items() if name != "version"]
-    seen = set()
-    for each in known_to_asv:
+    benchmarks, seen = [each for name, each in data.items() if name != "version"], set()
+    for each in benchmarks:
         for index, params in enumerate(itertools.product(*each["params"])):
-            if seen >= {each["name"], *params}:
-                continue
-            seen |= {each["name"], *params}
-            one = recorded.Series("m", "e", each["name"], (), None, tuple(params))
-            selected = Benchmarks(
-                SimpleNamespace(benchmark_dir=""), known_to_asv, one.pattern
-            ).benchmark_selection
-            assert {name: places for name, places in selected.items() if places} == {each["name"]: [index]}
+            if not seen >= {each["name"], *params}:
+                seen |= {each["name"], *params}
+                one = recorded.Series("m", "e", each["name"], (), tuple(params))
+                chosen = Benchmarks(
+                    SimpleNamespace(benchmark_dir=""), benchmarks, one.pattern
+                ).benchmark_selection
+                assert {name: places for name, places in chosen.items() if places} == {each["name"]: [index]}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Wall and GPU time of two commits, judged apart: planted differences are found in the quantity that shows them."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ NOISY = 0.06  # of wall time between eager processes on a host with neighbours
 
 
 def drawn(
-    rng: np.random.Generator, family: str, sd: float, slowdown: float, rounds: int, cycle: float = 0.0
+    rng: Any, family: str, sd: float, slowdown: float, rounds: int, cycle: float = 0.0
 ) -> judging.Times:
     """The times of BASE, BASE again and HEAD, in an order that is new in each round."""
     logs = FAMILIES[family](rng, rounds * 3, sd).reshape(rounds, 3)
@@ -35,7 +36,7 @@ def drawn(
 
 
 def words(
-    rng: np.random.Generator, family: str, sds: dict[str, float], slowdown: float, *, gpu: bool, rounds: int
+    rng: Any, family: str, sds: dict[str, float], slowdown: float, *, gpu: bool, rounds: int
 ) -> dict[str, str]:
     """The verdicts of an eager and a captured rung, in one quantity of a run."""
     asked = {kind: drawn(rng, family, sd, slowdown, rounds) for kind, sd in sds.items()}
@@ -44,9 +45,7 @@ def words(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_five_percent_of_gpu_work_is_found_where_the_wall_times_of_processes_differ_by_six(
-    family: str,
-) -> None:
+def test_five_percent_of_gpu_work_is_found_where_wall_times_differ_by_six(family: str) -> None:
     rng, wall, gpu = np.random.default_rng(0), [], []
     for _ in range(60):
         wall.append(words(rng, family, {"eager": NOISY}, 0.05, gpu=False, rounds=3)["eager"])
@@ -182,12 +181,8 @@ def test_passes_and_base_again_are_taken_together() -> None:
     samples = {0: 1000.0, 1: 1500.0, 2: 1000.0}
     for side in SIDES:
         passes = [0, 2] if side == HEAD else [0, 1, 2]
-        ms = [samples[each] for each in passes]
-        file = with_side(
-            file,
-            side,
-            lambda v, ms=ms, passes=passes: replace(v, round=replace(v.round, samples_ms=ms, passes=passes)),
-        )
+        more = {"samples_ms": [samples[each] for each in passes], "passes": passes}
+        file = with_side(file, side, lambda v, more=more: replace(v, round=replace(v.round, **more)))
     (rung,) = judge(file).rungs
     assert rung.ratio == pytest.approx(1.0) and rung.verdict == answers.LESS
     times = {side: dict.fromkeys(range(3), 100.0) for side in SIDES}

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from ladder.publish.report.inputs import find_inputs
-from ladder.publish.report.page import write_report
+from ladder.publish.report import find_inputs, write_report
 from ladder.show.themes import DARK, LIGHT
 from tests.publish.report.test_report_page import RUN, write_studies
 from tests.support import browsing, committed

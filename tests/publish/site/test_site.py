@@ -245,7 +245,7 @@ def test_what_is_shown_of_a_machine_is_whole_before_it_is_new(tmp_path):
 
 def point(commit: str, ms: dict[str, float], torch: str = "2.11.0") -> series.Point:
     facts = (("gpu", "NVIDIA L40S"), ("machine", "nvidia-l40s"), ("torch", torch))
-    return series.Point("nvidia-l40s", facts, commit, 0, "article", tuple(ms.items()), "x.json")
+    return series.Point("nvidia-l40s", facts, commit, "article", tuple(ms.items()))
 
 
 def test_a_line_is_named_by_what_tells_it_from_the_others():

@@ -9,7 +9,7 @@ import pytest
 from ladder.core import locks
 from ladder.core import text as texts
 from ladder.publish.validation import validate
-from ladder.report import checks
+from ladder.report import view
 from ladder.results import judging, loading, sources
 from ladder.results.combine import merging, series
 from ladder.stats import estimates
@@ -148,7 +148,7 @@ def test_checks_are_the_newest_there_are_and_company_stays(tmp_path):
         rung(each, "bf16").update(parity=made_up.parity(share), receipts=made_up.receipts())
     rung(a, "fused_norm")["parity"] = made_up.parity(0.3)
     merged = merging.merge(write(tmp_path, a, b))
-    assert checks.parity_share(typed.typed(rung(merged, "bf16")).parity) == 0.4
+    assert view.parity_share(typed.typed(rung(merged, "bf16")).parity) == 0.4
     assert rung(merged, "fused_norm")["parity"] == made_up.parity(0.3)
     assert merged["gpu"] == {**a["gpu"], "rejected_visits": 4}
 

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 
-from ladder.report import tables
 from ladder.report import view as viewing
 from ladder.results import judging
 from ladder.results.combine import series
@@ -13,7 +12,6 @@ from tests.support.typed import Reading, write_run
 
 judging = Reading(judging)
 series = Reading(series)
-tables = Reading(tables)
 view = Reading(viewing).view
 
 SOFTWARE = {"torch": "2.14.0", "cuda": "13.2", "cudnn": "9.99", "triton": "3.8.0"}
@@ -32,7 +30,7 @@ def test_a_folder_shows_the_newest_of_each_software(tmp_path, key):
     new = other(made_up.judged_run(), "machine", **{key: SOFTWARE[key]})
     for index, each in enumerate((old, new, other(new, started="2026-02-01T00:00:00+00:00"))):
         write_run(tmp_path / f"{index}.json", each)
-    found, _ = tables.collect([tmp_path])
+    found, _ = series.collect([tmp_path])
     assert sorted((r["machine"][key], r["started"][:10]) for r in found) == sorted(
         [(old["machine"][key], "2026-01-01"), (SOFTWARE[key], "2026-11-21")]
     )
@@ -42,7 +40,7 @@ def test_a_quick_run_does_not_hide_a_whole_one(tmp_path):
     whole = other(made_up.judged_run(), started="2026-01-01T00:00:00+00:00")
     write_run(tmp_path / "a.json", whole)
     write_run(tmp_path / "b.json", other(made_up.judged_run(), "protocol", quick=True))
-    found, _ = tables.collect([tmp_path])
+    found, _ = series.collect([tmp_path])
     assert sorted(r["protocol"]["quick"] for r in found) == [False, True]
 
 
