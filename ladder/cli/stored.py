@@ -241,7 +241,7 @@ def recommend(
     from ladder.plan import catalog
     from ladder.report import advising, tables
     from ladder.report import recommend as recommending
-    from ladder.results.combine import nearest
+    from ladder.results.combine import series
 
     number = recommending.images_of(images)
     hourly = None if price is None else recommending.price_of(price)
@@ -251,9 +251,9 @@ def recommend(
         raise UserError(f"--recipe {recipe}: a recipe's file ends in .yaml")
     tables.refuse_outputs([*filter(None, (recipe, markdown))], [path] if path else [])
     if path:
-        chosen = nearest.of_file(path)
+        chosen = series.read_nearest(path)
     else:
-        chosen = nearest.find(RESULTS, catalog.load_workload(workload) if workload else None)
+        chosen = series.find_nearest(RESULTS, catalog.load_workload(workload) if workload else None)
     runs = {advising.STAIRCASE: chosen.staircase, advising.LEFT_OUT: chosen.left_out}
     named = {kind: starting.shorten_path(each[0]) for kind, each in runs.items() if each}
     staircase, left_out = (each and each[1] for each in runs.values())

@@ -33,33 +33,24 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """The options of a job of `ladder run`: which rungs, and how they are measured.
+    """The options of a job of `ladder run`: which rungs, and how they are measured."""
 
-    Attributes:
-        ladder: the part of `ladder.plan.catalog.Ladder` that a run must know: name, title and digest.
-        planned: the rungs of the ladder, or the entries of a mode (`ladder.plan.catalog.Planned`), each with a recipe
-            or why it is skipped.
-        rounds: generations; by default 3 to 12 as far as the minutes allow (`ladder.stats.rounds_budget`).
-        cycles: timed in each process; by default two.
-        quick: one timed cycle a process and no second twin. The result is not to be quoted.
-        gpu_memory_gb: memory of a smaller card, which each process is held to (`ladder.engine.rounds`).
-        images: facts on a user's images (`ladder.results.identity.of_images`).
-        code: another checkout with the measured packages. The inspection does not know it.
-        inspect: whether parity and receipts of each rung are checked before it is timed.
-        torch: whether the workers import torch. A CPU step of other code may be a fake.
-        timeouts: seconds of silence after which a worker is given up, by its answer.
-    """
-
-    ladder: Any
-    planned: Sequence[Any]
+    ladder: Any  # name, title and digest, as `ladder.plan.catalog.Ladder` has them
+    planned: Sequence[Any]  # `ladder.plan.catalog.Planned`: each with a recipe or why it is skipped
     mode: str = "cumulative"
-    rounds: int | None = None
-    cycles: int | None = None
+    rounds: int | None = None  # generations; by default 3 to 12 as far as the minutes allow
+    cycles: int | None = None  # timed in each process; by default two
     seed: int = 0
-    quick: bool = False
-    gpu_memory_gb: float | None = None
-    images: Any = None
-    code: Path | None = None
-    inspect: bool = True
-    torch: bool = True
-    timeouts: dict[str, float] | None = None
+    quick: bool = False  # one timed cycle a process and no second twin: not to be quoted
+    gpu_memory_gb: float | None = (
+        None  # of a smaller card, which each process is held to (`ladder.engine.rounds`)
+    )
+    images: Any = None  # facts on a user's images (`ladder.results.identity.of_images`)
+    code: Path | None = (
+        None  # another checkout with the measured packages, which the inspection does not know
+    )
+    inspect: bool = True  # parity and receipts of each rung, before it is timed
+    torch: bool = True  # whether the workers import it: a CPU step of other code may be a fake
+    timeouts: dict[str, float] | None = (
+        None  # seconds of silence after which a worker is given up, by its answer
+    )

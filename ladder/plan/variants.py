@@ -22,23 +22,14 @@ class Examination(TypedDict):
 
 @dataclass(frozen=True)
 class Variant:
-    """One entry of a study.
+    """One entry of a study."""
 
-    Attributes:
-        study: the module under `ladder.studies`.
-        why: why it costs what it costs, or what it changes; a clause that ends a sentence.
-        exempt: why parity is not judged, None if it is.
-        patched: whether it is another step or model than its recipe says. The rungs' receipts then do not apply.
-        workload: fields of the workload that it changes.
-        updates: updates of D for each update of G, each on a batch of its own.
-    """
-
-    study: str
-    why: str
-    exempt: str | None = None
-    patched: bool = True
-    workload: Fields = field(default_factory=dict)
-    updates: int = 1
+    study: str  # the module under `ladder.studies`
+    why: str  # it costs what it costs, or what it changes; a clause that ends a sentence
+    exempt: str | None = None  # why parity is not judged
+    patched: bool = True  # another step or model than its recipe says: the rungs' receipts do not apply
+    workload: Fields = field(default_factory=dict)  # the fields that it changes
+    updates: int = 1  # of D for each update of G, each on a batch of its own
 
     def stored(self) -> dict[str, object]:
         """Return what a result's file keeps of it."""

@@ -26,7 +26,7 @@ from ladder.report.advising import LEFT_OUT, STAIRCASE, Sources
 from ladder.report.explain import Side
 from ladder.report.view import Row, View, view
 from ladder.results import loading, parts, publishable, ranking, store, words
-from ladder.results.combine import nearest, series
+from ladder.results.combine import series
 from ladder.results.file import Header
 from ladder.results.ranking import Stored
 from ladder.results.run import Result
@@ -148,9 +148,9 @@ def find_inputs(paths: Sequence[Path], results: Path, price: float | None = None
     if stairs and left_out and series.key(stairs[1], modes.LEAVE_ONE_OUT) != series.key(left_out[1]):
         raise UserError(f"{left_out[0]}: of another machine, software, workload or ladder than {stairs[0]}")
     if runs:
-        chosen = nearest.of_file((stairs or left_out or next(iter(runs.values())))[0])
+        chosen = series.read_nearest((stairs or left_out or next(iter(runs.values())))[0])
     else:
-        chosen = nearest.find(results / LADDER, None)
+        chosen = series.find_nearest(results / LADDER, None)
     staircase, left_out = chosen.staircase, left_out or chosen.left_out
     path, main = staircase or left_out or ("", None)
     assert main is not None

@@ -31,25 +31,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a step in the profiled cycle of one process.
+    """The parts of a step in the profiled cycle of one process."""
 
-    Attributes:
-        gpu_ms: the union of kernels over all streams, of that cycle.
-        generation: of the process, from 0.
-        work: by category, with all milliseconds of its kernels.
-        own: the same without what counts for others, together `gpu_ms`; None in older files.
-        kernels: ms of the heaviest kernels by name.
-        ours: names of all kernels of ours, the short ones, too.
-        unlisted_ms: the most that a kernel takes that is not listed.
-    """
-
-    gpu_ms: float
-    generation: int
-    work: Mapping[str, Work]
-    own: Mapping[str, Work] | None
-    kernels: Mapping[str, float]
-    ours: frozenset[str]
-    unlisted_ms: float
+    gpu_ms: float  # the union of kernels over all streams, of that cycle
+    generation: int  # of the process, from 0
+    work: Mapping[str, Work]  # by category, with all milliseconds of its kernels
+    own: Mapping[str, Work] | None  # without what counts for others, together `gpu_ms`; None in older files
+    kernels: Mapping[str, float]  # ms of the heaviest by name
+    ours: frozenset[str]  # names of all kernels of ours, the short ones, too
+    unlisted_ms: float  # the most that a kernel takes that is not listed
 
     @property
     def overlap_ms(self) -> float:

@@ -11,7 +11,7 @@ from ladder.publish import gallery
 from ladder.report import chart, tables
 from ladder.report.view import Row, View, describe_gain, view
 from ladder.results import judging, ranking
-from ladder.results.combine import nearest
+from ladder.results.combine import series
 from ladder.results.words import Seen
 from tests.support.made_up_study import MODELS, TIMES, study
 from tests.support.typed import problem_of, typed
@@ -119,7 +119,7 @@ def test_no_staircase_is_made_of_a_study(mode: str, tmp_path: Path, monkeypatch:
     path.parent.mkdir()
     monkeypatch.setattr(ranking, "stored", lambda folder, names: [(path, result)])
     with pytest.raises(UserError, match="no stored result"):
-        nearest.find(tmp_path, None)
-    monkeypatch.setattr(nearest.loading, "load_run", lambda path: result)
+        series.find_nearest(tmp_path, None)
+    monkeypatch.setattr(series.loading, "load_run", lambda path: result)
     with pytest.raises(UserError, match="a run of --" + ("recipe" if mode == "recipe" else f"mode {mode}")):
-        nearest.of_file(path)
+        series.read_nearest(path)

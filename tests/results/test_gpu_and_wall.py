@@ -52,10 +52,6 @@ def generations(mode="cumulative", seed=0, count=3, gpu_sd=0.001, wall_sd=0.03):
             rung["rounds"].append(
                 {**before, "round": number, "samples_ms": samples, "passes": passes, "profiled": profiled}
             )
-    return anew(made)
-
-
-def anew(made):
     return typed.fill(made)
 
 
@@ -99,7 +95,7 @@ def test_a_gpu_that_works_longer_than_the_step_waits_for_nothing():
     for each in by_name(made)["fused_act"]["rounds"]:
         for cycle in each["profiled"]:
             cycle["gpu_ms"] = 26.0
-    anew(made)
+    typed.fill(made)
     rung = by_name(made)["fused_act"]
     assert rung["gpu_ms"] > rung["step_ms"] and rung["waiting_ms"] == rung["host_bound"] == 0
 
@@ -111,14 +107,14 @@ def test_void_profiles_do_not_count_and_are_told():
     bad["gpu_void"] = "kernels differ between two cycles"
     for cycle in bad["profiled"]:
         cycle["gpu_ms"] *= 3
-    anew(made)
+    typed.fill(made)
     rung = by_name(made)["bf16"]
     assert rung["gpu_ms"] == pytest.approx(before, rel=0.01) and rung["gpu_gain"]["rounds"] == 3
     assert rung["gain"]["rounds"] == 4  # wall time is as good as before
     assert "GPU time void in generation 2: kernels differ between two cycles" in rung["notes"]
     for each in rung["rounds"]:
         each["gpu_void"] = "no CUPTI"
-    anew(made)
+    typed.fill(made)
     rung = by_name(made)["bf16"]
     assert rung["gpu_ms"] is rung["gpu_verdict"] is rung["gpu_gain"] is rung["waiting_ms"] is None
     assert rung["verdict"] and by_name(made)["fused_norm"]["gpu_gain"] is None
@@ -143,7 +139,7 @@ def test_pass_effects_leave_the_values_of_their_kind_and_no_other():
             first["samples_ms"] = [1.5 * first["samples_ms"][0], first["samples_ms"][1]]
     missed = by_name(made)["channels_last"]["rounds"][0]
     missed["samples_ms"], missed["passes"] = missed["samples_ms"][1:], [3]
-    anew(made)
+    typed.fill(made)
     rungs = by_name(made)
     for name in ("channels_last", "bf16"):
         assert rungs[name]["gain"]["ratio"] == pytest.approx(quiet[name]["gain"]["ratio"], rel=0.002)
@@ -170,7 +166,7 @@ def test_a_value_beyond_a_rung_s_own_samples_is_not_shown():
                 )
     for visit in rung["rounds"]:
         visit["samples_ms"], visit["passes"] = [2 * rung["step_ms"]], [3]
-    anew(made)
+    typed.fill(made)
     rung = by_name(made)["bf16"]
     assert rung["step_ms"] == rung["samples_ms"][0]
     validated(made)
@@ -196,7 +192,7 @@ def test_leave_one_out_goes_by_gpu_time_unless_the_rung_captures_the_step():
             each["samples_ms"] = list(other["samples_ms"])  # the step shows no difference
             for cycle in each["profiled"]:
                 cycle["gpu_ms"] *= gpu_ms / GPU[name]
-        anew(made)
+        typed.fill(made)
         assert ranking.top_gains(made)[name]["advice"] == advice
     whole = by_name(made)["all"]["gpu_ms"]
     assert ranking.top_gains(made)["bf16"]["gpu_gain"] == pytest.approx(25.0 / whole, rel=0.01)

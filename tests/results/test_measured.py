@@ -76,12 +76,7 @@ def test_a_digest_changes_with_what_is_timed(checkout):
         ("rungs/bf16.py", '{"precision": "bf16"}', '{"precision": "fp16"}', True),
         ("rungs/bf16.py", 'needs = ("bf16",)', "needs = ()", True),
         ("rungs/data_loading.py", "os.cpu_count() or 1", "1", True),  # what a change is made of
-        (
-            "ladders/full.yaml",
-            "  - bf16: 158\n  - fused_norm: 131",
-            "  - fused_norm: 131\n  - bf16: 158",
-            True,
-        ),
+        ("ladders/full.yaml", "- bf16: 158\n  - fused_norm: 131", "- fused_norm: 131\n  - bf16: 158", True),
         ("ladders/compile.yaml", "rival: full", "rival: article", True),
         ("rungs/fused_norm.py", "def receipt", "OTHER = 1\n\n\ndef receipt", False),
         ("rungs/fused_norm.py", "return judge(", "return judge((True, ''), ", False),

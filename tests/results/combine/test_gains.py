@@ -93,10 +93,8 @@ def test_a_gain_that_differs_is_named_with_the_kernels_that_it_lies_in(tmp_path)
     assert "gains more on NVIDIA A100-SXM4-80GB: bf16" in said
     assert "gains more on" in said
     first, *_ = json.loads(told(tmp_path, FIRST, UNLIKE, "--json"))[1:]
-    assert (
-        first["gains"]["gpu"]["verdict"] == "gains less"
-        and first["gains"]["lies_in"] == channels_last.lies_in
-    )
+    assert first["gains"]["gpu"]["verdict"] == "gains less"
+    assert first["gains"]["lies_in"] == channels_last.lies_in
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["once", "an older file among them"])
