@@ -34,6 +34,7 @@ from ladder.studies.kernelbench.cases import DIRECTIONS, Case, parse_case
 from ladder.studies.kernelbench.timing import COLD, EVENTS, GRAPH, HOT, Call, Cuda, Timer
 
 Functions = dict[str, Callable[..., Any]]  # by contender
+Expected = dict[str, list[Tensor | None]]  # plain PyTorch's results by direction
 OURS, TWIN, PLAIN, COMPILE, COPY = "ours", "twin", "plain", "compile", "copy"
 CONTENDERS = (OURS, PLAIN, COMPILE)
 LEAST_REPEATS, MOST_REPEATS = 5, 9
@@ -121,7 +122,7 @@ class Bench:
             row.dispatch = dispatch
             row.notes += filter(None, [self.timer.lukewarm(row.moved)])
         functions: Functions = {}
-        expected: dict[str, list[Tensor | None]] = {}
+        expected: Expected = {}
         for name in (PLAIN, OURS, COMPILE):  # plain first: the others are compared with it
             try:
                 functions[name] = self.make_contender(name, case)
@@ -137,7 +138,7 @@ class Bench:
         self.gpu.forget()
         return rows, functions
 
-    def _check(self, row: Row, name: str, function: Callable[..., Any], expected: dict[str, Any]) -> None:
+    def _check(self, row: Row, name: str, function: Callable[..., Any], expected: Expected) -> None:
         torch.manual_seed(self.seed)
         call = call_of(row.case, row.direction, function, self.gpu.name)
         call()

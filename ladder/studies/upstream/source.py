@@ -37,7 +37,7 @@ class Modules:
     networks: Any
     loss: Any
     dataset: Any
-    ops: dict[str, Any]
+    ops: dict[str, types.ModuleType]
 
 
 def networks_of(folder: Path) -> str:
@@ -128,7 +128,7 @@ def switch_gradfix(modules: Modules, device: str) -> bool:
     """
     import torch
 
-    gradfix = modules.ops["conv2d_gradfix"]
+    gradfix: Any = modules.ops["conv2d_gradfix"]
     without = gradfix.no_weight_gradients
     if not inspect.signature(
         without
@@ -152,7 +152,7 @@ def list_parameters(function: Any) -> dict[str, inspect.Parameter]:
     return {name: each for way in reversed(ways) for name, each in inspect.signature(way).parameters.items()}
 
 
-def pick_accepted(function: Any, **arguments: Any) -> dict[str, Any]:
+def pick_accepted(function: Any, **arguments: object) -> Any:
     """Return the arguments that this version of the repository accepts, by a name of their own."""
     known = list_parameters(function)
     return {

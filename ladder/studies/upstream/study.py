@@ -511,5 +511,6 @@ def count_weights(workload: Fields) -> dict[str, int]:
 
     fields, recipe = Workload.from_dict(workload), Recipe.from_dict({})
     with torch.device("meta"):
-        networks: dict[str, Any] = {"G": Generator(fields, recipe), "D": Discriminator(fields, recipe)}
-    return {name: sum(each.numel() for each in network.parameters()) for name, network in networks.items()}
+        networks = Generator(fields, recipe), Discriminator(fields, recipe)
+    counts = [sum(each.numel() for each in network.parameters()) for network in networks]
+    return dict(zip("GD", counts, strict=True))
