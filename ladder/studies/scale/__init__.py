@@ -68,12 +68,9 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
             raise UserError(f"none of these ways runs here: {points[0].way}: {points[0].problem}")
         most = {case.way: case for case in sorted(able, key=lambda case: case.gpus) if case.gpus > 1}
         # One group a GPU, and path length for each: the reference in FP64 of the total batch stays small.
-        work = job.workload
-        share = max(int(work.get("mbstd_group") or 4), int(work.get("pl_batch_shrink") or 2))
-        proved = {} if job.options.no_proof else most
-        proofs = [
-            replace(case, kind="proof", scaling=None, batch=case.gpus * share) for case in proved.values()
-        ]
+        share = max(int(job.workload.get("mbstd_group") or 4), int(job.workload.get("pl_batch_shrink") or 2))
+        proved = [] if job.options.no_proof else most.values()
+        proofs = [replace(each, kind="proof", scaling=None, batch=each.gpus * share) for each in proved]
         return {case.key: case for case in [*points, *proofs]}
 
     def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
@@ -99,13 +96,9 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
                 whole[case.series] = whole.get(case.series, numbers) & numbers
         kept = {}
         for key, each in file.observed.items():
-            case = file.cases[key]
-            runs = [run for run in each.runs if run.generation in whole[case.series]]
-            if (
-                runs
-                or each.status in (*record.STAYS, "n/a")
-                or (case.kind == "proof" and each.status == "ok")
-            ):
+            runs = [run for run in each.runs if run.generation in whole[file.cases[key].series]]
+            is_proof = file.cases[key].kind == "proof" and each.status == "ok"
+            if runs or is_proof or each.status in (*record.STAYS, "n/a"):
                 kept[key] = replace(each, runs=runs)
         return kept
 
