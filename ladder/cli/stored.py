@@ -352,7 +352,6 @@ def merge(paths: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
     from ladder.results import judging, loading, store
     from ladder.results.combine import merging
     from ladder.studies import frame, scale
-    from ladder.studies.scale import joining
 
     def refuse_out() -> None:
         if problem := loading.name_problem(out):
@@ -366,7 +365,7 @@ def merge(paths: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
     if scaled and (others := [path for path in paths if path not in scaled]):
         raise UserError(f"{scaled[0]} is of ladder scale, and {others[0]} is not: merge files of one command")
     if scaled:
-        points = joining.join([(path, frame.read_file(scale.STUDY, path)) for path in paths], anyway)
+        points = scale.join([(path, frame.read_file(scale.STUDY, path)) for path in paths], anyway)
         result, derived = write_record(points), frame.write_derived(scale.STUDY, points)
     else:
         run = merging.merge(paths, anyway)

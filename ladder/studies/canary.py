@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
+
+from msgspec.structs import replace
 
 from ladder.core import records as r
 from ladder.core import text
@@ -84,11 +86,9 @@ class Canary(Study[Options, Case, Observed]):
         cases = {}
         for seed in range(job.options.seeds):
             for rung in (base, *rest):
-                case = Case(
-                    rung=rung.name, title=rung.title, recipe=rung.recipe, seed=seed, problem=rung.skipped
-                )
+                case = Case(rung=rung.name, title=rung.title, recipe=rung.recipe, problem=rung.skipped)
                 if rung.skipped is None or seed == 0:
-                    cases[f"{rung.name}, seed {seed}"] = case
+                    cases[f"{rung.name}, seed {seed}"] = replace(case, seed=seed)
         return cases
 
     def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
@@ -151,9 +151,9 @@ class Canary(Study[Options, Case, Observed]):
         rows = []
         for rung in list_rungs(file):
             each = ["broke" if one.distance is None else f"{one.distance:.1f}" for one in rung.runs.values()]
-            reasons = [one.reason for one in rung.runs.values() if one.reason] + [rung.case.problem]
-            about = "; ".join(filter(None, (", ".join(each), reasons[0])))
+            reason = next((one.reason for one in rung.runs.values() if one.reason), rung.case.problem)
             verdict = rung.verdict or ("n/a" if rung.case.problem else "")
+            about = "; ".join(filter(None, (", ".join(each), reason)))
             rows.append([rung.name, rung.distance and f"{rung.distance:.1f}", verdict, about])
         columns = [Column("rung"), Column("mean", "ratio"), Column("verdict", "verdict"), Column("each seed")]
         yield Table(columns, rows)
@@ -193,7 +193,7 @@ def list_rungs(file: File) -> list[Rung]:
             verdict = "broke"
         elif mean is not None and band is not None and len(rung.runs) == len(base.runs):
             verdict = "worse" if mean > band[1] else "better" if mean < band[0] else "as good"
-        judged.append(replace(rung, verdict=verdict))
+        judged.append(Rung(rung.name, rung.case, rung.runs, verdict))
     return judged
 
 
@@ -205,9 +205,7 @@ def count_samples(file: File) -> int:
 def derive_band(file: File) -> tuple[float, float] | None:
     """Return mean +- t * sd * sqrt(2 / n) of the baseline, None if it broke or has one seed."""
     base = next(iter(file.cases.values())).rung
-    runs = [
-        file.observed[key] for key, case in file.cases.items() if case.rung == base and key in file.observed
-    ]
+    runs = [each for key, each in file.observed.items() if file.cases[key].rung == base]
     distances = [each.distance for each in runs if each.distance is not None]
     if len(distances) < max(2, len(runs)):
         return None

@@ -21,6 +21,7 @@ from ladder.core.options import declare_option
 from ladder.core.records import Ms, Record, Samples, number_between, read_record, size_between
 from ladder.core.text import format_ms
 from ladder.plan import content
+from ladder.report import drawing
 from ladder.results import ranking
 from ladder.results.file import Status
 from ladder.results.run import HostTime, Result
@@ -140,7 +141,20 @@ ladder host baseline bf16 -w article-b32
     def derive(self, file: File) -> Hosts:
         rungs: list[Rung] = []
         for name in file.cases:
-            rungs.append(_derive_rung(name, file.observed.get(name), rungs[-1] if rungs else None))
+            each = file.observed.get(name, Observed(status="n/a", reason="not measured"))
+            if not each.host_ms:
+                rungs.append(Rung(name, each.status, each.reason, None, None, {}, None, None, []))
+                continue
+            host_ms, before = statistics.median(each.host_ms), rungs[-1] if rungs else None
+            scale = host_ms / (each.profiled_ms or host_ms)
+            parts = {
+                part: scale * sum(row.ms for row in each.operators if row.part == part) for part in PARTS
+            }
+            calls = sum(row.calls for row in each.operators)
+            heaviest = sorted((row for row in each.operators if row.calls), key=lambda row: -row.ms)[:SHOWN]
+            grew = describe_growth(name, host_ms, parts, before) if before and before.host_ms else None
+            wall_ms = statistics.median(each.wall_ms)
+            rungs.append(Rung(name, each.status, None, host_ms, wall_ms, parts, calls, grew, heaviest))
         return Hosts(rungs=rungs, notes=frame.list_cautions(self, file))
 
     def list_problems(self, file: File) -> Iterable[str]:
@@ -162,30 +176,25 @@ ladder host baseline bf16 -w article-b32
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
-        derived = self.derive(file)
+        derived, rows = self.derive(file), list[list[Any]]()
         columns = [Column("rung"), Column("host ms", "ms"), Column("wall ms", "ms", priority=1)]
         columns += [Column(part, "ms", priority=2 + k) for k, part in enumerate(PARTS)]
         columns.append(Column("calls", "count", priority=1))
-        rows = [
-            [rung.name, rung.host_ms if rung.host_ms else f"{rung.status}: {rung.reason}", rung.wall_ms]
-            + [rung.parts_ms.get(part) for part in PARTS]
-            + [rung.calls]
-            for rung in derived.rungs
-        ]
+        for rung in derived.rungs:
+            host = rung.host_ms or f"{rung.status}: {rung.reason}"
+            rows.append([rung.name, host, rung.wall_ms, *map(rung.parts_ms.get, PARTS), rung.calls])
         yield Table(columns, rows, "", [rung.grew for rung in derived.rungs if rung.grew])
         heads = [Column("operator"), Column("part", priority=1), Column("calls", "count")]
         heads += [Column("us a call", "microseconds"), Column("ms", "ms")]
         for rung in derived.rungs:
             cells = [
-                [row.name[:60], row.part, row.calls, 1000 * row.ms / row.calls if row.calls else None, row.ms]
-                for row in rung.operators
+                [each.name[:60], each.part, each.calls, 1000 * each.ms / each.calls, each.ms]
+                for each in rung.operators
             ]
             if cells:
                 yield Table(heads, cells, f"{rung.name}: the most expensive calls of a profiled step")
 
     def draw(self, file: File, kind: str) -> bytes:
-        from ladder.report import drawing
-
         return drawing.save(lambda: _draw_figure(file, self.derive(file)), kind)
 
 
@@ -194,8 +203,6 @@ STUDY = Host()
 
 def attach_host(result: Result, folder: Path) -> Result:
     """Return a cumulative run with its rungs' host time, by the newest file in `folder` of its host and ladder."""
-    if ranking.mode(result) != ranking.CUMULATIVE:
-        return result
     same = []
     for path in folder.glob(f"{result.machine.name}-*.json"):
         with contextlib.suppress(UserError):
@@ -204,42 +211,26 @@ def attach_host(result: Result, folder: Path) -> Result:
             works = [content.of_workload(each.workload or {}) for each in (file, result)]
             if is_same and works[0] == works[1] and file.options.ladder == result.ladder.name:
                 same.append(file)
-    if not same:
+    if not same or ranking.mode(result) != ranking.CUMULATIVE:
         return result
     rungs = STUDY.derive(max(same, key=lambda file: file.started)).rungs
     host = {each.name: HostTime(ms=each.host_ms, change=each.grew) for each in rungs if each.host_ms}
     return msgspec.structs.replace(result, host=host or None)
 
 
-def _derive_rung(name: str, observed: Observed | None, before: Rung | None) -> Rung:
-    if observed is None or not observed.host_ms:
-        status, reason = (observed.status, observed.reason) if observed else ("n/a", "not measured")
-        return Rung(name, status, reason, None, None, {}, None, None, [])  # type: ignore[arg-type]
-    host_ms = statistics.median(observed.host_ms)
-    scale = host_ms / (observed.profiled_ms or host_ms)
-    parts = {part: scale * sum(row.ms for row in observed.operators if row.part == part) for part in PARTS}
-    calls = sum(row.calls for row in observed.operators)
-    heaviest = sorted((row for row in observed.operators if row.calls), key=lambda row: -row.ms)[:SHOWN]
-    wall_ms = statistics.median(observed.wall_ms)
-    grew = None if before is None or before.host_ms is None else describe_growth(name, host_ms, parts, before)
-    return Rung(name, observed.status, None, host_ms, wall_ms, parts, calls, grew, heaviest)
-
-
 def describe_growth(name: str, host_ms: float, parts: dict[str, float], before: Rung) -> str:
     """Return which parts of the host time changed most from the rung before, as a sentence."""
     changes = {PARTS[part]: value - before.parts_ms.get(part, 0.0) for part, value in parts.items()}
     largest = sorted(changes.items(), key=lambda each: -abs(each[1]))[:3]
-    named = [f"{part} {change:+.1f} ms" for part, change in largest if abs(change) >= GREW_MS]
+    named = ", ".join(f"{part} {change:+.1f} ms" for part, change in largest if abs(change) >= GREW_MS)
     total = host_ms - (before.host_ms or 0.0)
-    total_words = f"{name}: {abs(total):.1f} ms {'more' if total > 0 else 'less'} than {before.name}"
-    return ": ".join([total_words, ", ".join(named)]) if named else total_words
+    words = f"{name}: {abs(total):.1f} ms {'more' if total > 0 else 'less'} than {before.name}"
+    return f"{words}: {named}" if named else words
 
 
 def _draw_figure(file: File, derived: Hosts) -> Any:
-    from ladder.report.drawing import fitted, sheet
-
     shown = [rung for rung in derived.rungs if rung.host_ms]
-    figure, axes = sheet(9.5, 1.3 + 0.42 * max(1, len(shown)))
+    figure, axes = drawing.sheet(9.5, 1.3 + 0.42 * max(1, len(shown)))
     widest = max((rung.host_ms or 0.0 for rung in shown), default=1.0)
     colours = "#4477aa #66ccee #228833 #ccbb44 #ee6677 #aa3377 #bbbbbb #882255 #dddddd".split()
     for row, rung in enumerate(shown):
@@ -254,6 +245,6 @@ def _draw_figure(file: File, derived: Hosts) -> Any:
         x, y = 0.3 + 1.0 * k, 0.95 + 0.42 * len(shown)
         axes.barh(y, 0.12, height=0.12, left=x, color=colour)
         axes.text(x + 0.17, y, part, va="center", fontsize=7.5)
-    title = f"{file.machine.gpu or file.machine.cpu}: host time of a step"
-    fitted(figure, 0.02, 0.88, title, 13, fontweight="bold")
+    device = file.machine.gpu or file.machine.cpu
+    drawing.fitted(figure, 0.02, 0.88, f"{device}: host time of a step", 13, fontweight="bold")
     return figure

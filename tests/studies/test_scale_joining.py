@@ -15,8 +15,8 @@ from ladder.core.records import write_record
 from ladder.publish.pages.committed import find_shortfall
 from ladder.publish.validation import validate
 from ladder.results import publishable, store
-from ladder.studies import frame
-from ladder.studies.scale import STUDY, TOO_FEW, describe_generations, joining, make_table
+from ladder.studies import frame, scale
+from ladder.studies.scale import STUDY, TOO_FEW, describe_generations, make_table
 from ladder.studies.scale.record import derive_points
 from tests.support import committed, made_up_scaled
 from tests.support.commands import call, refused
@@ -55,7 +55,7 @@ def read(data):
 
 
 def join(*files, anyway=False):
-    return joining.join([(Path(f"{k}.json"), read(each)) for k, each in enumerate(files)], anyway)
+    return scale.join([(Path(f"{k}.json"), read(each)) for k, each in enumerate(files)], anyway)
 
 
 def point(file, way, gpus):
