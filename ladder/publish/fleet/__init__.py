@@ -57,19 +57,14 @@ def write_script(fleet: Fleet) -> None:
     names = [make_slug(catalog.load_workload(workload)[0]) for workload in fleet.workloads]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"two workloads are named {twice}: the tasks would share a folder")
-    is_file = [Path(workload).suffix in (".yaml", ".yml") for workload in fleet.workloads]
+    paths = [
+        each if Path(each).suffix not in (".yaml", ".yml") else str(Path(each).resolve())
+        for each in fleet.workloads
+    ]
     words = {
-        "root": [str(ROOT)],
-        "fleet": [str(fleet.folder.resolve())],
-        "python": [sys.executable],
-        "names": names,
-        "workloads": [
-            str(Path(each).resolve()) if own else each
-            for each, own in zip(fleet.workloads, is_file, strict=True)
-        ],
-        "arguments": fleet.arguments,
-        "wait_s": [str(WAIT_S)],
-    }
+        "root": [str(ROOT)], "fleet": [str(fleet.folder.resolve())], "python": [sys.executable], "names": names,
+        "workloads": paths, "arguments": fleet.arguments, "wait_s": [str(WAIT_S)],
+    }  # fmt: skip
     template = string.Template(SCRIPT.read_text(encoding="utf-8"))
     script = template.substitute({key: shlex.join(value) for key, value in words.items()})
     files.write_file(fleet.folder / "job.sh", script)
@@ -83,9 +78,7 @@ def submit(fleet: Fleet) -> list[Job]:
         UserError: there is no `sbatch`, a name is none, a workload is unknown, or the folder cannot be written.
     """
     if shutil.which("sbatch") is None:
-        raise UserError(
-            "--slurm: no sbatch on the PATH: call this on a machine that submits to a Slurm cluster"
-        )
+        raise UserError("--slurm: no sbatch on the PATH: a machine that submits to a Slurm cluster has it")
     for name in fleet.partitions:
         if not PARTITION.fullmatch(name):
             raise UserError(f"--slurm: {one_line(name)!r} is no name of a partition (letters, digits, . _ -)")

@@ -122,10 +122,9 @@ def test_a_page_has_every_part_in_order_with_a_link_to_it(text: str) -> None:
     assert "NVIDIA H100 80GB HBM3" in shown.text and "Not to be quoted" not in text.partition("<nav")[0]
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_each_part_shows_what_its_files_hold(text: str, name: str) -> None:
-    shown = part(text, name)
-    assert [words for words in PARTS[name] if words not in shown] == []
+def test_each_part_shows_what_its_files_hold(text: str) -> None:
+    shown = {name: part(text, name) for name in PARTS}
+    assert [(name, line) for name, lines in PARTS.items() for line in lines if line not in shown[name]] == []
 
 
 def test_a_run_alone_has_no_part_of_studies_and_an_older_one_none_of_profiles() -> None:
@@ -144,15 +143,11 @@ def test_the_outcome_has_no_factor_that_contradicts_its_times() -> None:
         assert hours[1] == "148 → 181" and images[1] == "46.8 → 38.4"
 
 
-@pytest.mark.parametrize("words", ["incomplete", "fewer than 3 generations"])
-def test_a_page_of_too_little_is_marked_as_not_to_be_quoted(words: str) -> None:
+def test_a_page_of_too_little_is_marked_as_not_to_be_quoted() -> None:
     result = loading.load_run(RUN)
-    if words == "incomplete":
-        result = change(result, complete=False)
-    else:
-        result = change(result, rungs=[change(rung, rounds=rung.rounds[:2]) for rung in result.rungs])
-    outcome = render(made(result)).partition("<nav")[0]
-    assert "Not to be quoted" in outcome and words in outcome
+    rungs = [change(rung, rounds=rung.rounds[:2]) for rung in result.rungs]
+    outcome = render(made(change(result, complete=False, rungs=rungs))).partition("<nav")[0]
+    assert all(words in outcome for words in ("Not to be quoted", "incomplete", "fewer than 3 generations"))
 
 
 def test_a_rung_without_a_number_keeps_its_row_and_its_reason_and_no_verdict_is_called_open() -> None:
@@ -236,10 +231,8 @@ def test_hostile_names_are_escaped_everywhere(tmp_path: Path) -> None:
 def test_named_files_stand_in_place_of_the_stored_ones_and_a_refused_one_is_left_out(tmp_path: Path) -> None:
     mine = tmp_path / "mine.json"
     shutil.copy(SUSTAINED, mine)
-    assert [each.path.name for each in page.find_inputs([RUN, mine], DATA).files] == [
-        "mine.json",
-        SUSTAINED.name,
-    ]
+    shown = [each.path.name for each in page.find_inputs([RUN, mine], DATA).files]
+    assert shown == ["mine.json", SUSTAINED.name]
     other = json.loads(SUSTAINED.read_text())
     other["machine"] |= {"name": "nvidia-a100", "gpu": "NVIDIA A100"}
     (tmp_path / "sustained").mkdir()
@@ -248,23 +241,19 @@ def test_named_files_stand_in_place_of_the_stored_ones_and_a_refused_one_is_left
     assert page.find_inputs([RUN], tmp_path).files == ()
 
 
-def of_study(mode: str) -> dict[str, Any]:
-    run = loading.load_run(RUN)
-    times = made_up_study.MODELS if mode == "levers" else made_up_study.TIMES
-    return made_up_study.study(mode, times) | {
-        "machine": write_whole(run.machine),
-        "workload": run.workload,
-    }
-
-
 def test_mistakes_and_levers_join_the_page_of_their_machine(tmp_path: Path) -> None:
-    folder, named = tmp_path / "ladder" / "nvidia-h100-80gb-hbm3", tmp_path / "mistakes.json"
-    paths = [folder / f"article-{mode}-20261126T101500Z.json" for mode in ("mistakes", "levers")]
-    for path, mode in zip([*paths, named], ["mistakes", "levers", "mistakes"], strict=True):
-        write_run(path, of_study(mode))
-    write_run(
-        folder / "other-mistakes-20261126T101500Z.json", made_up_study.study("mistakes", made_up_study.TIMES)
+    folder, named, run = (
+        tmp_path / "ladder/nvidia-h100-80gb-hbm3",
+        tmp_path / "mistakes.json",
+        loading.load_run(RUN),
     )
+    own = {"machine": write_whole(run.machine), "workload": run.workload}
+    kinds = {"mistakes": made_up_study.TIMES, "levers": made_up_study.MODELS}
+    paths = [folder / f"article-{mode}-20261126T101500Z.json" for mode in kinds]
+    for path, mode in zip([*paths, named], [*kinds, "mistakes"], strict=True):
+        write_run(path, made_up_study.study(mode, kinds[mode]) | own)
+    other = made_up_study.study("mistakes", made_up_study.TIMES)
+    write_run(folder / "other-mistakes-20261126T101500Z.json", other)
     of = page.find_inputs([RUN], tmp_path)
     assert [path for path, _ in of.others] == paths
     shown = part(render(of), "studies")
@@ -300,6 +289,7 @@ def test_bad_requests_are_one_line_and_write_nothing(tmp_path: Path, monkeypatch
     write_run(tmp_path / "mistakes.json", made_up_study.study("mistakes", made_up_study.TIMES))
     unknown = tmp_path / "unknown.json"
     unknown.write_text(json.dumps({"schema": 1, "kind": "selftest"}))
+    noise = committed.file("results/noise/nvidia-h100-80gb-hbm3-article-fused_act.json")
     for arguments, words in (
         (("--html", tmp_path / "none.json"), "cannot be read"),
         (("--html", tmp_path / "page.txt", RUN), "the name of a page ends in .html"),
@@ -307,10 +297,7 @@ def test_bad_requests_are_one_line_and_write_nothing(tmp_path: Path, monkeypatch
         (("--html", RUN, RUN), "one run of each mode"),
         (("--html", RUN, tmp_path / "other.json"), "another machine or workload"),
         (("--html", RUN, tmp_path / "mistakes.json"), "another machine or workload"),
-        (
-            ("--html", RUN, committed.file("results/noise/nvidia-h100-80gb-hbm3-article-fused_act.json")),
-            "no section",
-        ),
+        (("--html", RUN, noise), "no section"),
         (("--html", RUN, unknown), "selftest"),
         (("--html", RUN, "--json"), "leave out every other option"),
         (("--html", RUN, "--price", "dear"), "give the price of an hour"),
