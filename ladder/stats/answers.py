@@ -26,7 +26,7 @@ from ladder.stats.nested import Difference, Group
 
 LEAST_DIFFERENCE = 0.0025  # smaller ones are of no use, however sure
 GPU_RESOLUTION = math.log1p(0.015)  # of GPU time: an answer that leaves more open than 1.5% says too little
-ENOUGH = 0.005  # half-width of an interval at which more generations are not worth their time
+ENOUGH = 0.008  # a difference that is found: more generations are not worth their time
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ def floor_of(group: Group, twins: Iterable[tuple[str, str]], verdicts_: int) -> 
     if residual is None:
         return None
     floor = max(residual, pairs or 0.0)
-    half = residual * _hardest_quantile(verdicts_, group.freedom) / estimates.t_quantile(0.975, group.freedom)
+    half = _hardest_quantile(verdicts_, nested.difference_freedom(group.generations))
+    half *= residual / estimates.t_quantile(0.975, group.freedom)
     return Floor(floor, max(LEAST_DIFFERENCE, floor) + half)
 
 
@@ -198,8 +199,12 @@ def wants_generations(done: int, differences: Sequence[Difference | None]) -> bo
         return False
     if done < nested.LEAST_GENERATIONS:
         return True
-    halves = [estimates.t_quantile(0.975, d.freedom) * d.error for d in differences if d is not None]
-    return len(halves) < len(differences) or max(halves) > ENOUGH
+    known = [each for each in differences if each is not None]
+    seen = [
+        (estimates.t_quantile(0.975, d.freedom) + _hardest_quantile(len(differences), d.freedom)) * d.error
+        for d in known
+    ]
+    return len(known) < len(differences) or max(seen) > ENOUGH
 
 
 def _hardest_quantile(verdicts_: int, freedom: float) -> float:

@@ -4,14 +4,15 @@ A generation is one process of each rung, all alive together. Its passes visit e
 logarithms, so a difference of 0.01 is 1%.
 
 - value: the effect of a rung in a generation beside the effects of passes, by least squares.
-- error: the residual of rung x generation, joint over the rungs of one kind and one quantity.
-- difference: the mean over generations of two rungs' values.
+- noise of a kind: the residual of rung x generation, joint over the rungs of one kind and one quantity.
+- difference: the mean over generations of two rungs' values. Its error is that of their own differences, which are
+  few, drawn towards the noise of the kind as an empirical Bayes estimate is (Smyth 2004).
 
 No rule here looks at a difference: kinds and variances alone decide how an interval is made.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import special
@@ -58,14 +59,12 @@ class Group:
     """The rungs of one kind and one quantity.
 
     `variance` is that of one rung in one generation, None if nothing shows it. `odd` rungs vary more than the others;
-    they are in none of the fields before. `drift` is the effect of each generation.
+    they are not in it.
     """
 
     values: Values
     variance: float | None = None
     freedom: int = 0
-    rungs: float = 0.0  # in a generation, on average
-    drift: Mapping[int, float] = field(default_factory=dict)
     odd: frozenset[str] = frozenset()
 
     @property
@@ -95,7 +94,7 @@ def estimate_group(values: Values) -> Group:
     numbers = sorted({number for each in values.values() for number in each})
     table = np.array([[values[name].get(number, np.nan) for number in numbers] for name in kept])
     table = table.reshape(len(kept), len(numbers))
-    each, freedom, drift = _estimate_residual(table)
+    each, freedom = _estimate_residual(table)
     while len(kept) > 2:
         worst = int(np.argmax(each / np.maximum(1, (~np.isnan(table)).sum(axis=1) - 1)))
         others = np.delete(table, worst, axis=0)
@@ -103,14 +102,11 @@ def estimate_group(values: Values) -> Group:
         if _p_of_added(each.sum(), freedom, rest[0].sum(), rest[1]) >= ODD / len(kept):
             break
         odd.add(kept.pop(worst))
-        table, (each, freedom, drift) = others, rest
-    there = ~np.isnan(drift)
+        table, (each, freedom) = others, rest
     return Group(
         values=values,
         variance=float(each.sum()) / freedom if freedom else None,
         freedom=freedom,
-        rungs=float((~np.isnan(table)).sum() / max(1, there.sum())),
-        drift={number: float(at) for number, at in zip(numbers, drift, strict=True) if at == at},
         odd=frozenset(odd),
     )
 
@@ -124,33 +120,29 @@ def pair_values(first: Group, second: Group, reference: str, other: str) -> dict
 def estimate_difference(first: Group, second: Group, reference: str, other: str) -> Difference | None:
     """Return the difference of a rung of `first` and a rung of `second`, or None below three common generations.
 
-    Its variance in one generation is
-
-    - two rungs of a kind: twice the kind's variance.
-    - rungs of two kinds: the variance of each around its kind, plus that of the kinds' drift apart.
-    - an odd rung: the variance of the two rungs' differences.
-
-    The second has Satterthwaite's degrees of freedom. So kinds that drift alike cost nothing, and kinds that do not
-    leave those of the generations.
+    Its variance is that of their differences in each generation. Between two rungs of a kind, the noise of the kind
+    counts beside it as much as half as many generations do. A rung may thus be noisier than its kind, and three
+    generations do not have to show by themselves how noisy they are. An odd rung is no part of its kind's noise.
     """
     apart = pair_values(first, second, reference, other)
     if len(apart) < LEAST_GENERATIONS:
         return None
-    common = list(apart)
-    if reference in first.odd or other in second.odd:
-        parts = [(float(np.var(list(apart.values()), ddof=1)), len(common) - 1)]
-    elif first is second:
-        parts = [(2 * (first.variance or 0.0), first.freedom)]
-    else:
-        drifts = [first.drift[number] - second.drift[number] for number in common]
-        parts = [(float(np.var(drifts, ddof=1)), len(common) - 1)]
-        parts += [((each.variance or 0.0) * (1 - 1 / each.rungs), each.freedom) for each in (first, second)]
-    variance = sum(part for part, _ in parts)
-    weights = sum(part**2 / freedom for part, freedom in parts if freedom)
-    freedom = variance**2 / weights if weights else float(len(common) - 1)
+    variance, freedom = float(np.var(list(apart.values()), ddof=1)), len(apart) - 1
+    if first is second and first.freedom and not first.odd & {reference, other}:
+        worth = difference_freedom(len(apart)) - freedom
+        variance = (worth * 2 * first.variance + freedom * variance) / (worth + freedom)
+        freedom += worth
     return Difference(
-        float(np.mean(list(apart.values()))), float(np.sqrt(variance / len(common))), freedom, len(common)
+        float(np.mean(list(apart.values()))),
+        float(np.sqrt(variance / len(apart))),
+        float(freedom),
+        len(apart),
     )
+
+
+def difference_freedom(generations: int) -> int:
+    """Return the degrees of freedom of the difference of two rungs of a kind over so many generations."""
+    return generations - 1 + (generations - 1) // 2
 
 
 def residual_bound(of: Group) -> float | None:
@@ -169,19 +161,18 @@ def twins_bound(of: Group, twins: Iterable[tuple[str, str]]) -> float | None:
     )
 
 
-def _estimate_residual(table: np.ndarray) -> tuple[np.ndarray, int, np.ndarray]:
-    """Return each rung's sum of squares, the degrees of freedom of all together, and each generation's effect.
+def _estimate_residual(table: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return each rung's sum of squares, and the degrees of freedom of all together.
 
     Args:
         table: (rungs, generations) values, NaN for those that are not there.
     """
     if not table.size:
-        return np.zeros(len(table)), 0, np.full(table.shape[1], np.nan)
+        return np.zeros(len(table)), 0
     there = ~np.isnan(table)
     if there.all():
         rest = table - table.mean(axis=1, keepdims=True)
-        drift = rest.mean(axis=0)
-        rest, freedom = rest - drift, (table.shape[0] - 1) * (table.shape[1] - 1)
+        rest, freedom = rest - rest.mean(axis=0), (table.shape[0] - 1) * (table.shape[1] - 1)
     else:
         shares = there / there.sum(axis=1, keepdims=True)
         rung, number = np.nonzero(there)
@@ -191,9 +182,8 @@ def _estimate_residual(table: np.ndarray) -> tuple[np.ndarray, int, np.ndarray]:
         rest = np.zeros(table.shape)
         rest[there] = centred - design @ drift
         freedom = int(there.sum()) - len(table) - int(rank)
-        drift = np.where(there.any(axis=0), drift, np.nan)
     squares = (rest**2).sum(axis=1)
-    return squares if squares.sum() > _NOTHING * table.size else 0 * squares, freedom, drift
+    return squares if squares.sum() > _NOTHING * table.size else 0 * squares, freedom
 
 
 def _p_of_added(squares: float, freedom: int, others: float, left: int) -> float:

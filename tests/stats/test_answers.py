@@ -95,8 +95,8 @@ def test_generations_are_added_for_width_alone() -> None:
 
     assert wanted(2, 0.0) and wanted(1, 1.0)
     for mean in (0.0, 0.011, 0.5):  # undecided, nearly significant, clear: the same answer
-        assert wanted(3, 0.003, mean) and wanted(11, 0.003, mean)
-        assert not wanted(3, 0.002, mean) and not wanted(12, 0.003, mean)
+        assert wanted(3, 0.002, mean) and wanted(11, 0.002, mean)
+        assert not wanted(3, 0.0015, mean) and not wanted(12, 0.002, mean)
     assert answers.wants_generations(5, [Difference(0.0, 0.0, 18, 5), None])
     assert not answers.wants_generations(12, [None]) and not answers.wants_generations(0, [])
 
@@ -126,7 +126,7 @@ def test_each_kind_has_a_floor_of_its_own_and_a_resolution_beyond_it() -> None:
     assert 0.005 < floors["eager"].floor < 0.05 and floors["captured"].floor < 0.001
     for kind, floor in floors.items():
         group = quantity().groups[kind]
-        half = estimates.t_quantile(1 - 0.025 / 4, group.freedom) * np.sqrt(2 * group.variance / 5)
+        half = estimates.t_quantile(1 - 0.025 / 4, 6) * np.sqrt(2 * group.variance / 5)
         assert floor.resolution == pytest.approx(max(0.0025, floor.floor) + half)
         assert floor.floor >= nested.residual_bound(group)
 

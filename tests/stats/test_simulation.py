@@ -1,4 +1,4 @@
-"""The statistics by simulation, in six families of noise: what is called different must be so."""
+"""The statistics by simulation, in twelve families of noise: what is called different must be so."""
 
 import numpy as np
 import pytest
@@ -6,32 +6,29 @@ import pytest
 from ladder.stats import estimates
 from tests.support import simulation
 
-FAMILIES = (*simulation.FAMILIES, simulation.MEASURED)
-GPU_3, GPU_8, GPU_BY_RULE, CAPTURED, EAGER = simulation.SETTINGS
+FAMILIES = simulation.ALL_FAMILIES
+_, GPU_8, GPU_BY_RULE, CAPTURED, EAGER = simulation.SETTINGS
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", [GPU_3, CAPTURED, EAGER], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [simulation.BY_RULE, CAPTURED, EAGER], ids=lambda kind: kind.name)
 def test_identical_programs_are_not_called_different(kind: simulation.Kind, family: str) -> None:
     seen = simulation.false_verdicts(kind, family, runs=150)
-    assert seen.false == 0
+    assert seen.false <= (family in simulation.NOISIER)  # 1 in 300 is allowed
 
 
-@pytest.mark.parametrize("family", simulation.COVERING)
-@pytest.mark.parametrize("kind", [GPU_3, GPU_8, EAGER], ids=lambda kind: kind.title)
-def test_intervals_cover_in_normal_noise_and_in_that_which_was_measured(
-    kind: simulation.Kind, family: str
-) -> None:
-    seen = simulation.false_verdicts(kind, family, runs=300)
-    assert simulation.COVERED[0] <= seen.covered <= simulation.COVERED[1]
+@pytest.mark.parametrize("family", FAMILIES)
+def test_intervals_of_every_rung_cover_whatever_the_noise(family: str) -> None:
+    seen = simulation.false_verdicts(simulation.BY_RULE, family, runs=300)
+    assert 0.93 <= seen.covered <= 0.985 and seen.least >= 0.9  # 0.92 and a standard error
 
 
 # The share of planted slowdowns that must be found in normal noise.
 @pytest.mark.parametrize(
     ("kind", "slowdown", "share", "runs"),
     [
-        (GPU_3, 0.01, 0.99, 300),
-        (GPU_8, 0.01, 0.99, 300),
+        (simulation.BY_RULE, 0.01, 0.95, 300),
+        (GPU_8, 0.01, 0.95, 300),
         (GPU_BY_RULE, 0.02, 0.99, 100),
         (CAPTURED, 0.01, 0.95, 100),
         (EAGER, 0.3, 0.95, 100),
@@ -45,7 +42,7 @@ def test_a_planted_slowdown_is_found_and_never_with_the_wrong_sign(
     assert seen.found >= share and seen.wrong_sign == seen.false == 0
     for family in FAMILIES:
         seen = simulation.detection(kind, family, slowdown, runs=30)
-        assert seen.wrong_sign == seen.false == 0, family
+        assert seen.wrong_sign == 0 and seen.false <= (family in simulation.NOISIER), family
 
 
 def test_each_family_has_the_spread_that_it_is_given() -> None:
@@ -60,11 +57,11 @@ def test_each_family_has_the_spread_that_it_is_given() -> None:
 
 def test_the_measured_noise_has_its_drift_and_twins_that_share_a_layout() -> None:
     captured = np.isin(np.arange(10), [5, 6, 7, 9])
-    gpu = [simulation._measured(np.random.default_rng(seed), GPU_8, captured) for seed in range(200)]
+    gpu = [simulation._draw_measured(np.random.default_rng(seed), GPU_8, captured) for seed in range(200)]
     values = np.concatenate([each.mean(axis=1) for each in gpu])
     assert 0.0012 < np.std(values[:, 0] - values[:, 8]) < 0.003 < np.std(values[:, 1] - values[:, 2]) + 0.0008
     assert np.std(values[:, 0] - values[:, 8]) < 0.8 * np.std(values[:, 1] - values[:, 2])
-    wall = simulation._measured(np.random.default_rng(0), EAGER, captured)
+    wall = simulation._draw_measured(np.random.default_rng(0), EAGER, captured)
     assert wall.shape == (5, 4, 10) and 0 < np.isnan(wall).sum() < 30 and not np.isnan(wall[:, 0]).any()
 
 

@@ -1,22 +1,30 @@
 """Simulated ladders with known effects, judged by the functions that judge real ones: coverage, false verdicts, power.
 
 A simulated run is eight rungs and two twins in generations of live processes, as `ladder.stats.nested` takes them. In
-five families of noise all rungs are of one kind, and noise has one shape and one size. The sixth family is made of
-what was measured on an H100 in a noisy virtual machine:
+most families of noise all rungs are of one kind; noise has one shape, one size, or one exception. `real` draws each
+rung's noise from its own residuals in a committed run. `measured` is made of what an H100 in a noisy virtual machine
+showed:
 
 - kinds: five eager rungs lie below three captured ones; each kind has a twin.
 - layout: half of a process' variance belongs to the address layout, which a rung shares with its twin.
 - sizes: GPU time differs by 0.1 to 0.3% between processes, wall time by 4 to 10% inside an eager process.
 - drift: eager rungs share a drift of 20% between generations.
 - passes: some visits are missing.
+
+    python -m tests.support.simulation --runs 1000    print the table of docs/protocol.md
 """
 
+import argparse
+import functools
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from ladder.core.paths import ROOT
+from ladder.results import derive, loading
 from ladder.stats import answers, estimates, nested
 
 RUNGS, CYCLES = 8, 2
@@ -53,7 +61,10 @@ SETTINGS = (
     Kind("captured wall", 0.0005, 0.002, passes=6),
     Kind("eager wall", 0.007, 0.07, passes=4, generations=5),
 )
-MEASURED = "measured"
+BY_RULE = Kind("GPU time", 0.001, 0.0005, gpu=True)
+MEASURED, REAL = "measured", "real"
+MIXED = (MEASURED, REAL)  # families with eager and captured rungs
+RUN = ROOT / "results/ladder/nvidia-h100-80gb-hbm3/article-article-20261128T061724Z.json"  # of `real`
 
 Noise = Callable[[np.random.Generator, int, float], np.ndarray]
 
@@ -95,6 +106,11 @@ FAMILIES: dict[str, Noise] = {
     "drifting": _drifting,
     "bimodal": _bimodal,
 }
+# How many times as noisy some rungs are.
+NOISIER = {"one rung 3x": {3: 3.0}, "one rung 5x": {3: 5.0}, "two neighbours 4x": {2: 4.0, 3: 4.0}}
+OUTLIERS = ("one outlier generation", "one outlier process")
+OUTLIER = 8.0  # standard deviations
+ALL_FAMILIES = (*FAMILIES, *OUTLIERS, *NOISIER, REAL, MEASURED)
 IN_TIME = ("autocorrelated", "drifting")  # noise of the moment; the others are of processes
 TWINS = ((0, RUNGS), (RUNGS - 1, RUNGS + 1))
 NAMES = tuple(map(str, range(RUNGS + len(TWINS))))
@@ -118,10 +134,11 @@ def simulate(rng: np.random.Generator, kind: Kind, family: str, slowdown: float 
     level = np.where(np.arange(RUNGS) >= at, slowdown, 0.0)
     level = np.append(level, [level[0], level[-1]])
     captured = np.full(len(level), kind.name.startswith("captured"))
-    if family == MEASURED:
+    if family in MIXED:
         captured = np.isin(np.arange(len(level)), [*range(EAGER, RUNGS), RUNGS + 1])
     kinds = {name: "captured" if each else "eager" for name, each in zip(NAMES, captured, strict=True)}
-    times = (_measured(rng, kind, captured) if family == MEASURED else _drawn(rng, kind, family)) + level
+    draw = {MEASURED: _draw_measured, REAL: _draw_real}.get(family)
+    times = (draw(rng, kind, captured) if draw else _drawn(rng, kind, family)) + level
     values: dict[str, dict[int, float]] = {name: {} for name in NAMES}
     pairs = list(itertools.pairwise(NAMES[:RUNGS]))
     for generation in range(most):
@@ -153,8 +170,14 @@ def simulate(rng: np.random.Generator, kind: Kind, family: str, slowdown: float 
 def _drawn(rng: np.random.Generator, kind: Kind, family: str) -> np.ndarray:
     """Return noise of one family, (generations, passes, rungs and twins), for the most generations."""
     shape = (kind.generations or nested.MOST_GENERATIONS, kind.passes, RUNGS + 2)
-    processes = FAMILIES["normal" if family in IN_TIME else family](rng, shape[0] * shape[2], kind.process)
-    noise = processes.reshape(shape[0], 1, shape[2]) + rng.normal(0, kind.cycle, shape)
+    draw = _normal if family in IN_TIME else FAMILIES.get(family, _normal)
+    processes = draw(rng, shape[0] * shape[2], kind.process).reshape(shape[0], 1, shape[2])
+    for rung, times in NOISIER.get(family, {}).items():
+        processes[:, :, rung] *= times
+    if family in OUTLIERS:
+        hit = slice(None) if family == "one outlier generation" else rng.integers(shape[2])
+        processes[rng.integers(shape[0]), 0, hit] += OUTLIER * kind.process
+    noise = processes + rng.normal(0, kind.cycle, shape)
     if kind.gpu:  # a process is profiled for all its cycles in one visit
         visits = (shape[0], 1, shape[2])
     else:
@@ -168,7 +191,7 @@ def _drawn(rng: np.random.Generator, kind: Kind, family: str) -> np.ndarray:
     return noise
 
 
-def _measured(rng: np.random.Generator, kind: Kind, captured: np.ndarray) -> np.ndarray:
+def _draw_measured(rng: np.random.Generator, kind: Kind, captured: np.ndarray) -> np.ndarray:
     """Return noise as it was measured, of the same shape. A visit that is missing is NaN."""
     generations, rungs = kind.generations or nested.MOST_GENERATIONS, RUNGS + 2
     if kind.gpu:
@@ -192,8 +215,28 @@ def _measured(rng: np.random.Generator, kind: Kind, captured: np.ndarray) -> np.
     return noise
 
 
-COVERED = (0.93, 0.975)  # by a 95% interval, in normal noise and in that which was measured
-COVERING = ("normal", MEASURED)
+@functools.cache
+def _read_residuals(gpu: bool) -> np.ndarray:
+    """Return what is left of each rung's and twin's logarithms in `RUN` beside rung and generation, (rungs, values)."""
+    result = loading.load_run(RUN)
+    values = derive.gpu_values(result) if gpu else derive.wall_values(result)
+    names = [rung.name for rung in result.rungs] + [twin.name for twin in result.twins]
+    table = np.log([[values[name][number] for number in sorted(values[name])] for name in names])
+    table -= table.mean(axis=1, keepdims=True)
+    for captured in (slice(EAGER), slice(EAGER, RUNGS)):  # the generations of a kind move together
+        table[captured] -= table[captured].mean(axis=0)
+    table[RUNGS:] = table[[0, RUNGS - 1]]
+    return table * math.sqrt(table.shape[1] / (table.shape[1] - 1))
+
+
+def _draw_real(rng: np.random.Generator, kind: Kind, captured: np.ndarray) -> np.ndarray:
+    """Return noise of which each rung draws from its own residuals; all cycles of a process share it."""
+    residuals = _read_residuals(kind.gpu)
+    generations = kind.generations or nested.MOST_GENERATIONS
+    drawn = rng.integers(residuals.shape[1], size=(generations, len(residuals)))
+    return np.repeat(residuals[np.arange(len(residuals)), drawn][:, None], kind.passes, axis=1)
+
+
 CALLED = (answers.FASTER, answers.SLOWER)
 
 
@@ -204,6 +247,8 @@ class Same:
     false: int  # runs in which any program was called faster or slower
     ambiguous: float  # share of the verdicts
     covered: float  # share of the 95% intervals that hold the truth
+    least: float  # the same of the rung with the smallest share, and of that with the largest
+    most: float
     floor: float  # noise floor, median
     generations: float  # mean
 
@@ -218,8 +263,8 @@ class Planted:
 
 
 def _of_kind(kind: Kind, family: str) -> slice:
-    """Return which comparisons count: in the measured family the captured rungs or the eager ones, as the kind is."""
-    if family != MEASURED or kind.gpu:
+    """Return which comparisons count: where kinds are mixed the captured rungs or the eager ones, as the kind is."""
+    if family not in MIXED or kind.gpu:
         return slice(None)
     return slice(EAGER - 1, None) if kind.name.startswith("captured") else slice(EAGER - 1)
 
@@ -229,10 +274,13 @@ def false_verdicts(kind: Kind, family: str, runs: int = 300, seed: int = 0) -> S
     rng, counted = np.random.default_rng([seed, runs]), _of_kind(kind, family)
     done = [simulate(rng, kind, family) for _ in range(runs)]
     words = [word for run in done for word in run.words[counted]]
+    inside = np.mean([run.inside[counted] for run in done], axis=0)
     return Same(
         sum(any(word in CALLED for word in run.words[counted]) for run in done),
         words.count(answers.AMBIGUOUS) / len(words),
-        float(np.mean([run.inside[counted] for run in done])),
+        float(inside.mean()),
+        float(inside.min()),
+        float(inside.max()),
         estimates.median([run.floor for run in done]),
         float(np.mean([run.generations for run in done])),
     )
@@ -249,3 +297,25 @@ def detection(kind: Kind, family: str, slowdown: float, runs: int = 300, seed: i
         sum(run.words[at - 1] == answers.FASTER for run in done),
         sum(any(word in CALLED for word in words) for words in elsewhere),
     )
+
+
+def main() -> None:
+    """Print the table: each family in GPU time and captured wall time, generations by the rule of a run."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--runs", type=int, default=1000)
+    runs = parser.parse_args().runs
+    print("| time | noise | false verdicts | coverage of each rung | 1% found | generations |")
+    print("|---|---|---:|---:|---:|---:|")
+    for kind in (SETTINGS[0], BY_RULE, SETTINGS[3]):
+        for family in ALL_FAMILIES:
+            same, planted = false_verdicts(kind, family, runs), detection(kind, family, 0.01, runs)
+            covered = f"{100 * same.least:.1f} to {100 * same.most:.1f}%"
+            print(
+                f"| {kind.title} | {family} | {same.false} of {runs} | {covered} | {100 * planted.found:.1f}% "
+                f"| {same.generations:.1f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
