@@ -415,7 +415,7 @@ def check_rows(session: Session, key: str) -> Observed:
     They share one reference, and rows of one precision its budget: each is made once, while the other rows compute.
     A row whose failure may be its neighbours' fault, such as too little memory, is compared again alone.
     """
-    from ladder.engine import lanes, run
+    from ladder.engine import rounds, run
     from ladder.engine.pool import WorkerFailure
     from ladder.machine.threads import share_threads
 
@@ -431,7 +431,7 @@ def check_rows(session: Session, key: str) -> Observed:
         try:
             results[name] = check_parity(session, rows[name], threads)
         except WorkerFailure as failure:
-            if pool.ended or (threads and lanes.is_unsure(failure)):
+            if pool.ended or (threads and rounds.is_unsure(failure)):
                 return
             results[name] = Observed(status=failure.status, reason=texts.make_display(failure.reason))  # type: ignore[arg-type]
         if name != key:
@@ -443,7 +443,7 @@ def check_rows(session: Session, key: str) -> Observed:
         check(key)
     if beside > 1:
         jobs = [functools.partial(check, name, share_threads(beside)) for name in rows if name not in results]
-        lanes.run_each(jobs, beside, pool.kill)
+        rounds.run_each(jobs, beside, pool.kill)
     for name in rows:
         if name not in results:
             check(name)

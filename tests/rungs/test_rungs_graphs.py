@@ -53,7 +53,7 @@ def climb_top(ladder, norm="demod"):
 )  # fmt: skip
 def test_every_phase_computes_the_same_captured(ladder, norm, field):
     """A kernel that reads too early, or a result that is freed too early, shows what a graph's memory held before."""
-    top = climb_top(ladder, norm) | {"workers": 1}
+    top = climb_top(ladder, norm) | {"workers": 1, "micro_batches": 1}
     assert_replayed_alike(SIZE | {"norm": norm}, *(top | {field: on} for on in (False, True)))
 
 

@@ -179,7 +179,7 @@ def test_an_alternative_of_a_second_a_call_is_named_and_not_repeated(toy, bench,
 @pytest.mark.parametrize("op", kernelcases.OPS)
 def test_every_op_is_captured_and_timed_on_a_gpu(op, rules):
     """Graphs of forward, backward and double backward of all contenders, and the same by events."""
-    norm = "instance" if op == "instance_norm_act" else "demod"
+    norm = "instance" if op.endswith("instance_norm_act") else "demod"
     workload = Workload.from_dict({"resolution": 32, "channel_base": 1024, "batch": 4, "norm": norm})
     case = kernelcases.list_cases({"small": workload}, ops=[op], quick=True)[0]
     gpu = Cuda()
