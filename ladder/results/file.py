@@ -6,6 +6,7 @@ and are derived when it is read.
 
 from __future__ import annotations
 
+import statistics
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -120,6 +121,9 @@ class GpuState(Record, kw_only=True):
     quiet_percent: Percent | None = None
 
 
+PARTS_EXCEED = 1.02  # by rounding, and no more, the parts of a time exceed the whole
+
+
 class ProfiledCycle(Record):
     """One cycle under the profiler, after the last timed one. Times in ms and counts are of one step."""
 
@@ -127,6 +131,10 @@ class ProfiledCycle(Record):
     wall_ms: Ms  # with the profiler's own cost: never a sample
     kernels: Annotated[float, number_between(0, 1e7)]
     sm_mhz: Clock | None = None
+
+    def __post_init__(self) -> None:
+        if self.gpu_ms > PARTS_EXCEED * self.wall_ms:
+            raise ValueError(f"gpu_ms: {self.gpu_ms:g} is more than the wall time, {self.wall_ms:g}")
 
 
 class KernelFamily(Record):
@@ -146,6 +154,13 @@ class KernelProfile(Record):
 
     families: Annotated[list[KernelFamily], size_between(200)]
     kernels: Annotated[list[KernelFamily], size_between(41)]
+
+    def __post_init__(self) -> None:
+        kernels, families = (sum(each.ms for each in rows) for rows in (self.kernels, self.families))
+        if kernels > PARTS_EXCEED * families:
+            raise ValueError(
+                f"kernels: {kernels:.4g} ms of kernels are more than {families:.4g} ms of families"
+            )
 
 
 class Round(Record, kw_only=True):
@@ -205,3 +220,11 @@ class Look(Record, kw_only=True):
     tenancy: Tenancy | None = None
     company: Text | None = None
     gpu_void: Text | None = None
+
+    def __post_init__(self) -> None:
+        if (
+            self.wall_ms
+            and self.gpu_ms
+            and statistics.median(self.gpu_ms) > 1.25 * statistics.median(self.wall_ms)
+        ):
+            raise ValueError("gpu_ms: far more than wall_ms")

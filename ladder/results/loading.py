@@ -10,14 +10,14 @@ from __future__ import annotations
 import datetime
 import errno
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ladder.core import files, text
 from ladder.core.errors import UserError
-from ladder.core.records import describe_value, locate_problem, read_record
+from ladder.core.records import describe_value, locate_problem, read_record, write_whole
 from ladder.results import code_digest, identity, plausible, sources, store
 from ladder.results.file import OUT, SCHEMA, Header
 from ladder.results.run import Result, Run, Rung, Twin
@@ -120,15 +120,30 @@ def read_run(data: Any) -> Run:
     return run
 
 
+def list_dates(data: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every `started` in plain data with its place, at any depth."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            if key == "started" and isinstance(value, str):
+                yield f"{place}{key}", value
+            yield from list_dates(value, f"{place}{key}.")
+    elif isinstance(data, list) and data and isinstance(data[0], dict | list):
+        for index, value in enumerate(data):
+            yield from list_dates(value, f"{place.removesuffix('.')}[{index}].")
+
+
 def find_header_problem(header: Header) -> str | None:
     """Return why the header of a file cannot be genuine, in one line, or None."""
     machine, commits = header.machine, header.commits
     hardware = machine.gpu if machine.device == "cuda" else machine.cpu
     if hardware is None or machine.name != text.make_slug(hardware):
         return f"machine.name: {machine.name!r} is not made from its hardware, {describe_value(hardware)}"
-    tomorrow = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=1)
-    if header.started[:19] > tomorrow.isoformat()[:19]:
-        return f"started: {header.started} lies in the future"
+    tomorrow = (
+        f"{datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=1):%Y-%m-%dT%H:%M:%S}"
+    )
+    for place, started in list_dates(write_whole(header)):
+        if started[:19] > tomorrow:
+            return f"{place}: {started} lies in the future"
     if commits and (len({*commits}) < len(commits) or header.commit not in (None, *commits)):
         return "commits: not several, the result's own among them"
     if commits and not code_digest.is_known(header):

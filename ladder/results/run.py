@@ -113,14 +113,17 @@ class FailedAt(Record):
     device_used_bytes: Bytes | None = None
 
 
+Room = Annotated[float, number_between(0, 0.5)]  # a missing tensor has an error of 1
+
+
 class ParityEntry(Record):
     """Relative errors and budgets of one quantity: of the whole, and of the tensor nearest to its budget."""
 
     error: Amount | None = None
-    budget: Amount | None = None
+    budget: Room | None = None
     nearest: Text | None = None
     nearest_error: Amount | None = None
-    nearest_budget: Amount | None = None
+    nearest_budget: Room | None = None
     judged: Count | None = None
     unresolved: Count | None = None
 

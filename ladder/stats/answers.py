@@ -26,6 +26,7 @@ from ladder.stats.nested import Difference, Group
 
 LEAST_DIFFERENCE = 0.0025  # smaller ones are of no use, however sure
 GPU_RESOLUTION = math.log1p(0.015)  # of GPU time: an answer that leaves more open than 1.5% says too little
+WALL_RESOLUTION = math.log1p(0.25)  # of wall time, however noisy
 ENOUGH = 0.008  # a difference that is found: more generations are not worth their time
 
 
@@ -91,9 +92,10 @@ def make_question(
     if gpu:
         return Question(difference, floor, GPU_RESOLUTION)
     if known:
-        return Question(difference, floor, max(each.resolution for each in known))
-    half = _hardest_quantile(verdicts_, freedom) * error
-    return Question(difference, floor, max(LEAST_DIFFERENCE, floor) + half)
+        widest = max(each.resolution for each in known)
+    else:
+        widest = max(LEAST_DIFFERENCE, floor) + _hardest_quantile(verdicts_, freedom) * error
+    return Question(difference, floor, min(widest, WALL_RESOLUTION))
 
 
 @dataclass(frozen=True)

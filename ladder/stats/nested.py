@@ -127,16 +127,24 @@ def estimate_difference(first: Group, second: Group, reference: str, other: str)
     apart = pair_values(first, second, reference, other)
     if len(apart) < LEAST_GENERATIONS:
         return None
-    variance, freedom = float(np.var(list(apart.values()), ddof=1)), len(apart) - 1
-    if first is second and first.freedom and not first.odd & {reference, other}:
+    of_kind = None if first is not second or first.odd & {reference, other} else first
+    return average_differences(list(apart.values()), of_kind)
+
+
+def average_differences(apart: Sequence[float], of_kind: Group | None, processes: float = 2.0) -> Difference:
+    """Return the mean of one difference a generation, with its error.
+
+    Args:
+        of_kind: the kind of the rungs, whose noise counts beside the differences' own; None if only that counts.
+        processes: the variance of a difference of two such rungs, as a multiple of that of one process.
+    """
+    variance, freedom = float(np.var(apart, ddof=1)), len(apart) - 1
+    if of_kind is not None and of_kind.freedom:
         worth = difference_freedom(len(apart)) - freedom
-        variance = (worth * 2 * first.variance + freedom * variance) / (worth + freedom)
+        variance = (worth * processes * of_kind.variance + freedom * variance) / (worth + freedom)
         freedom += worth
     return Difference(
-        float(np.mean(list(apart.values()))),
-        float(np.sqrt(variance / len(apart))),
-        float(freedom),
-        len(apart),
+        float(np.mean(apart)), float(np.sqrt(variance / len(apart))), float(freedom), len(apart)
     )
 
 

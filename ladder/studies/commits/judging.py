@@ -15,7 +15,6 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 
-import numpy as np
 from msgspec import structs
 from msgspec.structs import replace
 
@@ -59,18 +58,17 @@ def build_quantity(times_by_rung: Mapping[str, Times], kinds: Mapping[str, str],
 def find_difference(of: Quantity, rung: str) -> Difference | None:
     """Return the mean of BASE's two processes minus HEAD, or None below three rounds. It is positive if HEAD is faster.
 
-    The variance of a round is 1.5 times that of a process. If a process is odd, it is that of the rounds themselves.
+    The variance of a round is 1.5 times that of a process.
     """
     base, twin, head = (f"{rung} {side}" for side in (BASE, TWIN, HEAD))
     firsts, seconds = of.paired(base, head), of.paired(twin, head)
-    apart = [(firsts[number] + seconds[number]) / 2 for number in firsts]
-    rounds, group = len(apart), of.group(head)
-    if rounds < LEAST_ROUNDS:
+    if len(firsts) < LEAST_ROUNDS:
         return None
-    variance, freedom = 1.5 * (group.variance or 0.0), group.freedom
-    if group.odd & {base, twin, head} or not freedom:
-        variance, freedom = float(np.var(apart, ddof=1)), rounds - 1
-    return Difference(float(np.mean(apart)), math.sqrt(variance / rounds), freedom, rounds)
+    group = of.group(head)
+    of_kind = None if group.odd & {base, twin, head} else group
+    return nested.average_differences(
+        [(firsts[number] + seconds[number]) / 2 for number in firsts], of_kind, 1.5
+    )
 
 
 def decide(of: Quantity, rungs: Iterable[str]) -> dict[str, Answer]:

@@ -318,7 +318,21 @@ def conclude(judged: record.Judged) -> str:
         alarms = judging.list_alarms(judged)
         slower = [f"{rung.name} ({' and '.join(judging.list_slower(rung)) or BROKEN})" for rung in alarms]
         return f"HEAD is slower or broken: {', '.join(slower)}"
-    return "nothing was measured: no rung has a verdict" if status == judging.NOTHING else "nothing is slower"
+    if status == judging.NOTHING:
+        return "nothing was measured: no rung has a verdict"
+    if doubtful := list(list_doubtful(judged)):
+        how = "an idle machine, or more generations with --resume, would decide"
+        return f"probably slower, not decided: {', '.join(doubtful)}; {how}"
+    return "nothing is slower"
+
+
+def list_doubtful(judged: record.Judged) -> Iterator[str]:
+    """Yield each rung and quantity whose whole interval says slower, though it is not beyond the noise floor."""
+    for rung in judged.rungs:
+        for of, answer in ((judging.WALL, rung), (judging.GPU, rung.gpu)):
+            change, interval = derive_change(answer) if answer else (None, None)
+            if change is not None and interval and interval[0] > 0 and answer.verdict == answers.AMBIGUOUS:
+                yield f"{rung.name} ({of}, {100 * change:+.1f}%)"
 
 
 def explain_differences(judged: record.Judged) -> list[str]:

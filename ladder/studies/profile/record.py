@@ -17,7 +17,7 @@ from ladder.core.records import Amount, Bytes, Count, Fields, Line, Ms, Name, Pe
 from ladder.core.records import number_between as between
 from ladder.core.records import size_between as at_most
 from ladder.receipts import categories
-from ladder.results.file import KernelFamily, KernelProfile, Phase
+from ladder.results.file import PARTS_EXCEED, KernelFamily, KernelProfile, Phase
 from ladder.studies import batch_search, frame
 from ladder.studies.frame import StudyFile
 
@@ -166,6 +166,17 @@ class Step(Record, kw_only=True):
     gaps: Annotated[list[Gap], at_most(9)] | None = None  # on a GPU
     uneven: Annotated[list[Text], at_most(16)] = []  # phases whose runs differ in their kernels
     memory: Memory
+
+    def __post_init__(self) -> None:
+        families = self.profile.families
+        whole, own = sum(each.ms for each in families), sum(each.own_ms or 0.0 for each in families)
+        for name, parts in (("phases", self.phases), ("layers", self.layers), ("heaviest", self.heaviest)):
+            if (ms := sum(part.ms for part in parts)) > PARTS_EXCEED * whole:
+                raise ValueError(f"{name}: {ms:.4g} ms are more than all kernels of the step, {whole:.4g} ms")
+        if max(own, self.gpu_ms - whole) > PARTS_EXCEED * self.gpu_ms:
+            raise ValueError(
+                f"gpu_ms: {self.gpu_ms:.4g} is less than its families have of their own, {own:.4g}"
+            )
 
 
 class Counted(Record, kw_only=True):

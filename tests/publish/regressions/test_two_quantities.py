@@ -112,6 +112,17 @@ def test_the_line_says_which_quantity_shows_a_slowdown(
     assert study.conclude(judged) == line
 
 
+def test_what_is_probably_slower_is_not_called_as_fast() -> None:
+    judged = judge(on_a_gpu())
+    (rung,) = judged.rungs
+    interval = [0.53, 0.81]  # of speed: 24 to 89% slower, and the floor is wider
+    doubtful = replace(rung, gpu=None, verdict=answers.AMBIGUOUS, ratio=0.65, interval=interval)
+    line = study.conclude(replace(judged, rungs=[doubtful]))
+    assert line.startswith("probably slower, not decided: baseline (wall time, +53.8%)")
+    unclear = replace(doubtful, interval=[0.53, 1.01])
+    assert study.conclude(replace(judged, rungs=[unclear])) == "nothing is slower"
+
+
 def test_without_gpu_times_the_wall_decides_and_the_reason_is_there() -> None:
     judged = judge(on_a_gpu(wall=1.05, void="the profiler saw no kernels"))
     (rung,) = judged.rungs
