@@ -106,7 +106,8 @@ def test_the_line_says_which_quantity_shows_a_slowdown(
 ) -> None:
     judged = judge(on_a_gpu(wall, gpu, noise))
     (rung,) = judged.rungs
-    assert rung.gpu and rung.gpu.verdict == verdicts[1] and verdicts[0] in (None, rung.verdict)
+    assert rung.gpu and rung.gpu.ratio == pytest.approx(1 / gpu, rel=0.01)
+    assert rung.gpu.verdict == verdicts[1] and verdicts[0] in (None, rung.verdict)
     assert judging.find_status(judged) == bool(slower)
     line = f"HEAD is slower or broken: baseline ({slower})" if slower else "nothing is slower"
     assert study.conclude(judged) == line
