@@ -19,7 +19,10 @@ from ladder.results.combine import series
 from ladder.results.publishable import publishable
 from ladder.results.run import Result, RungResult
 from ladder.show.themes import DARK, LIGHT
+from ladder.studies import frame
 from ladder.studies.host import attach_host
+from ladder.studies.upstream.record import Figures
+from ladder.studies.upstream.study import STUDY as upstream
 
 ARTICLE, FULL = "article", "full"  # workload and ladder of the article, and the ladder that goes on from it
 CHARTS, SUFFIXES = "results/charts", (".md", ".csv", ".png", ".svg")  # the gallery's folder, and its files
@@ -51,7 +54,18 @@ def list_drawings(files_of: Callable[[str], list[Path]]) -> dict[str, Write]:
         for suffix, theme in (("", LIGHT), ("-dark", DARK)):
             draw = functools.partial(gpus.render, pairs, theme=theme)
             drawn[f"gpus-{ARTICLE}{suffix}"] = functools.partial(files.draw_pictures, render=draw)
+            hero = functools.partial(
+                gpus.render_hero, pairs[0], find_official(pairs[0][0], files_of), theme=theme
+            )
+            drawn[f"hero{suffix}"] = functools.partial(files.draw_pictures, render=hero)
     return drawn
+
+
+def find_official(result: Result, files_of: Callable[[str], list[Path]]) -> float | None:
+    """Return the milliseconds of a step of NVIDIA's own code on the same machine and workload, or None."""
+    name = f"{result.machine.name}-{result.workload['name']}.json"
+    path = next((path for path in files_of("results/upstream") if path.name == name), None)
+    return Figures(frame.read_file(upstream, path)).programs["upstream"].step_ms if path else None
 
 
 def remove_stale(root: Path, written: Iterable[Path]) -> tuple[list[Path], list[Path]]:

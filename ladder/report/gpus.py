@@ -26,6 +26,7 @@ from ladder.show.themes import LIGHT, Theme
 NAMES, LINE, PAD, TOP = 1.75, 0.215, 0.14, 1.52
 ARTICLE = "the article"
 IMAGES = 25_000_000  # a whole training of StyleGAN2
+HERO, HERO_ROW, HERO_BARS = 6.4, 0.37, 2.45  # inches: its width, of a row, and of the names at the left
 
 
 # Seconds for a thousand images; PUBLISHED_AS names the training, hardware and settings, and where they stand.
@@ -115,6 +116,55 @@ def draw_figure(pairs: Sequence[tuple[Result, Result | None]], theme: Theme = LI
         for index, speed in enumerate(speeds):
             (text,) = wrapped(speed, 8.5, wide - 0.1, 1) or [""]
             draw_lines(axes, left + wide * index, y, [Line(text, color)])
+    return figure
+
+
+def render_hero(
+    pair: tuple[Result, Result | None], official_ms: float | None, kind: str, theme: Theme = LIGHT
+) -> bytes:
+    """Return one GPU's staircase, read in two seconds on a phone, as PNG or SVG bytes.
+
+    Args:
+        pair: as in `render`.
+        official_ms: a step of NVIDIA's own code on the same GPU, or None.
+    """
+    return drawing.save(lambda: draw_hero(_read_machine(*pair), official_ms, theme), kind, theme)
+
+
+def draw_hero(machine: Machine, official_ms: float | None, theme: Theme) -> Any:
+    """Draw NVIDIA's own step, each rung with the article's step as an outline, and the top."""
+    rows = [(row.title, row.step_ms, row.article_ms) for row in machine.shown.rows if row.step_ms]
+    steps = [(title, ms, article, theme.busy) for title, ms, article in rows]
+    if official_ms:
+        steps.insert(0, ("NVIDIA's own code", official_ms, None, theme.muted))
+    if machine.top:
+        steps.append((f"all {machine.rungs} rungs", machine.top.step_ms, None, theme.busy))
+    figure, axes = drawing.sheet(HERO, 1.1 + HERO_ROW * len(steps) + 0.35)
+    first, last = rows[0][1], steps[-1][1]
+    title = f"StyleGAN2 on an {machine.name}: {short_ms(first)} to {short_ms(last)} ms a step"
+    drawing.fitted(figure, 0.02, 0.975, title, 15, fontweight="bold", va="top")
+    outline = f"outline: {ARTICLE}, {machine.shown.reference.split(',')[0]}"
+    axes.text(
+        0.13, 0.72, f"each bar is a rung with those before it; {outline}", fontsize=10, color=theme.muted
+    )
+    scale = (HERO - HERO_BARS - 0.7) / max(max(ms, article or 0.0) for _, ms, article, _ in steps)
+    for number, (name, ms, article, color) in enumerate(steps):
+        y = 1.1 + HERO_ROW * number
+        axes.text(HERO_BARS - 0.12, y, name, ha="right", va="center", fontsize=12)
+        if article:
+            axes.barh(
+                y, scale * article, 0.27, left=HERO_BARS, color="none", edgecolor=theme.article, zorder=3
+            )
+            at = HERO_BARS + scale * max(article, ms) + 0.07
+            axes.text(at, y, short_ms(article), va="center", fontsize=11, color=theme.article)
+        axes.barh(y, scale * ms, 0.27, left=HERO_BARS, color=color, linewidth=0)
+        text = short_ms(ms)
+        inside = measured(text, 12) < scale * ms - 0.1
+        x, ha = HERO_BARS + scale * ms + (-0.06 if inside else 0.07), "right" if inside else "left"
+        ink = theme.ground if inside else theme.ink
+        axes.text(x, y, text, ha=ha, va="center", fontsize=12, fontweight="bold", color=ink)
+    details = f"{machine.shown.workload}, milliseconds a step"
+    axes.text(0.13, 1.1 + HERO_ROW * len(steps) + 0.08, details, fontsize=10, color=theme.muted)
     return figure
 
 
