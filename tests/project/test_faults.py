@@ -352,10 +352,13 @@ def test_other_software_is_another_series(earlier: Path, tmp_path: Path, changed
     old["machine"][changed] = "1.0"
     path.write_text(json.dumps(old))
     before = path.read_bytes()
-    with pytest.raises(UserError, match=rf"{changed} was 1\.0 and is") as refusal:
+    with pytest.raises(UserError, match=rf"machine\.{changed}: 1\.0 and ") as refusal:
         run(tmp_path, rungs, rounds=3, resume=path)
     assert path.read_bytes() == before
-    said = "resuming is refused: " + str(refusal.value).partition("--resume: ")[2].partition(" and is")[0]
+    said = (
+        "resuming is refused: "
+        + str(refusal.value).partition("another measurement: ")[2].partition(" and ")[0]
+    )
     said += " there"
     injected = f"an earlier result was made with {changed} 1.0"
     outcome(fault="torch or CUDA upgrade", injected=injected, outcome=said, kept=path.read_bytes() == before)
