@@ -116,7 +116,8 @@ def test_the_leave_one_out_run_of_the_same_series_joins_and_goes_on_here_alone(
         for number, each in enumerate(rung["rounds"]):
             factor = 1 + 0.9 * number
             each["samples_ms"] = [ms * factor for ms in each["samples_ms"]]
-            each["profiled"] = [cycle | {"gpu_ms": cycle["gpu_ms"] * factor} for cycle in each["profiled"]]
+            for cycle in each["profiled"]:
+                cycle.update(gpu_ms=cycle["gpu_ms"] * factor, wall_ms=cycle["wall_ms"] * factor)
     put(stored, top, "top.json")
     said = succeed("recommend").stdout
     assert "leave-one-out: " in said and "leave-one-out: none" not in said

@@ -129,7 +129,10 @@ def test_out_of_memory_is_the_value_of_a_cell(cells):
         (lambda cases, seen, key: cases.update(more=cases[key]), "there twice"),
         (lambda cases, seen, key: cases[key].update(out=["bf16"]), "not of two rungs"),
         (lambda cases, seen, key: seen[key].update(status="oom"), "oom contradicts its look"),
-        (lambda cases, seen, key: seen[key]["look"].update(wall_ms=[0.001]), "faster than this machine"),
+        (
+            lambda cases, seen, key: seen[key]["look"].update(wall_ms=[0.001], gpu_ms=[0.001]),
+            "faster than this machine",
+        ),
     ],
 )
 def test_what_no_genuine_file_holds_is_refused(change, words):

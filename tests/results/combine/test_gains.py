@@ -37,7 +37,7 @@ def machine(name: str, scale: float, seed: int, generations: int = 4, **gpu_ms: 
         for each in rung["rounds"]:
             busy, ms = scale * work * (1 + rng.gauss(0, 0.001)), scale * work + waiting
             each["samples_ms"] = [ms * (1 + rng.gauss(0, 0.003))] * 4
-            each["profiled"] = [cycle | {"gpu_ms": busy} for cycle in each["profiled"]]
+            each["profiled"] = [cycle | {"gpu_ms": busy, "wall_ms": ms * 1.05} for cycle in each["profiled"]]
         parts = {family: share * scale * usual for family, share in FAMILIES.items()}
         parts["convolution, weight gradient"] += scale * (work - usual)
         shown = [{"name": family, "ms": ms, "launches": 100.0} for family, ms in parts.items()]
