@@ -104,8 +104,32 @@ def run_command(own: RunOptions, as_json: bool, **shared: Any) -> None:
     output.say_where(path, as_json, lacks, drop=again)
     if not result.complete:
         sys.exit(130)
+    if not as_json and result.protocol.mode == modes.CUMULATIVE:
+        click.echo(
+            "next:\n" + "\n".join(f"  {command:<32}  {answer}" for command, answer in list_next(result))
+        )
     if any(rung.status in OUT for rung in result.rungs):
         sys.exit(1)
+
+
+def list_next(result: Result) -> list[tuple[str, str]]:
+    """Return the commands that go on from a whole staircase, each with what it answers."""
+    if result.machine.device == "cpu":
+        return [
+            ("ladder doctor", "what this machine lacks for the other rungs"),
+            ("ladder show fused_act", "what a rung changes, and what it gained on measured GPUs"),
+            ("ladder train -w tiny --out runs/t", "a training by this step"),
+        ]
+    work = "" if result.workload["name"] == ARTICLE else f" -w {result.workload['name']}"
+    steps = [
+        (f"ladder run --mode leave-one-out{work}", "what each rung is worth on top of all others"),
+        (f"ladder recommend{work}", "which rungs to adopt, and the hours that they save"),
+        ("ladder report --html", "everything known of this machine on one page"),
+    ]
+    if result.protocol.quick:
+        return [(f"ladder run{work}", "the same, to be quoted"), *steps[1:]]
+    longer = (f"ladder run --ladder full{work}", "the rungs beyond the article's")
+    return [*steps[:2], longer] if result.ladder.name == ARTICLE else steps
 
 
 def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:

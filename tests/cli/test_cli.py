@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from ladder.cli import main as cli
 from ladder.core import text
 from ladder.engine import run as measure
 from ladder.machine import system
@@ -58,6 +59,8 @@ def test_run_writes_result_table_and_chart_and_shows_what_is_n_a(tmp_path, fakes
     assert (
         "after 1 generation:" in seen.stderr and "after 1 generation:" not in seen.stdout
     )  # a table that grows
+    following = [line.split() for line in seen.stdout.partition("next:\n")[2].splitlines()]
+    assert len(following) == 3 and {words[1] for words in following} <= {*cli.main.commands}
     (file,) = tmp_path.glob("*/*.json")
     result = read_result(file)
     assert [rung["status"] for rung in result["rungs"]] == "ok ok ok n/a ok n/a n/a n/a".split()
