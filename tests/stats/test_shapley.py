@@ -74,6 +74,26 @@ def test_values_are_the_mean_over_all_allowed_orders_and_sum_to_the_whole(seed: 
     assert math.fsum(found.values()) == pytest.approx(whole, abs=1e-12)
 
 
+def test_a_pair_is_the_mean_over_the_orders_in_which_it_may_change_places() -> None:
+    rng = random.Random(5)
+    known = [each for each in every() if each != {"c"}]
+    measured = {each: rng.gauss(5, 1) for each in known}
+    found = []
+    for order in itertools.permutations(NAMES):
+        at, swapped = order.index("a"), list(order)
+        if order[at : at + 2] != ("a", "b"):
+            continue
+        swapped[at : at + 2] = "b", "a"
+        passed = [frozenset(each[:k]) for each in (order, swapped) for k in range(5)]
+        if all(each in measured for each in passed):
+            base = frozenset(order[:at])
+            corners = (base | {"a"}, base | {"b"}, base, base | {"a", "b"})
+            one, other, none, both = (measured[each] for each in corners)
+            found.append(one + other - none - both)
+    weights = shapley.derive_pair(NAMES, known, "a", "b")
+    assert shapley.apply_weights(weights, measured) == pytest.approx(sum(found) / len(found))
+
+
 def test_a_thing_that_rests_on_another_never_comes_before_it() -> None:
     """Half of the 24 orders have b before a. No subset with b and without a is known."""
     known = [each for each in every() if "a" in each or "b" not in each]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import itertools
 import json
 import re
 import shutil
@@ -19,7 +20,7 @@ from ladder.core.records import write_whole
 from ladder.publish import report as page
 from ladder.results import loading, store
 from ladder.results.run import Result
-from ladder.show.page import list_colors, render_page
+from ladder.show.page import Bar, Bars, Part, list_colors, render_page
 from ladder.show.themes import DARK, LIGHT
 from ladder.studies.roofline import derive
 from tests.support import committed, made_up_ablation, made_up_profile, made_up_study, two_clocks
@@ -197,6 +198,18 @@ def test_the_embedded_json_is_the_files_data(whole: page.Inputs, text: str) -> N
         f"{path.parent.name}/{path.name}": json.loads(path.read_text()) for path in paths
     }
     assert len(paths) == 7 and str(DATA) not in shown.data + shown.text
+
+
+def test_parts_of_a_bar_follow_each_other_and_an_interval_lies_where_its_numbers_are() -> None:
+    bar = Bar("a rung", [Part(30.0, "busy"), Part(20.0, "idle"), Part(10.0, "busy")], interval=(40.0, 80.0))
+    bars = Bars([bar], "ms", most=100.0)
+    places = [(float(left), float(width)) for _, left, width, *_ in bars.place_parts(bar)]
+    assert [left for left, _ in places] == pytest.approx(
+        [0, *itertools.accumulate(w for _, w in places[:2])], abs=2e-3
+    )
+    assert [width * bars.width / 100 for _, width in places] == pytest.approx([30, 20, 10], abs=1e-3)
+    (left, right, *_), *_ = bars.place_interval(bar)
+    assert [float(end) * bars.width / 100 for end in (left, right)] == pytest.approx([40, 80], abs=1e-3)
 
 
 def test_hostile_names_are_escaped_everywhere(tmp_path: Path) -> None:

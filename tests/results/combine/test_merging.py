@@ -139,6 +139,16 @@ def test_half_runs_are_complete_together_once_every_rung_has_three_generations(t
     assert rung(never, "bf16")["status"] == "n/a" and not never["complete"]
 
 
+def test_a_stopped_run_stays_stopped_beside_a_whole_one_that_is_as_short(tmp_path):
+    short, stopped = cut(run(1), 1), cut(run(2), 1)
+    short["protocol"].update(rounds=1, fixed=True, notes=[])
+    assert not merging.merge(write(tmp_path, typed.fill(short), stopped))["complete"]
+    both = [typed.fill(short), typed.fill(copy.deepcopy(short) | {"started": WHEN.format(3)})]
+    for each in records(both[1]):
+        each["rounds"] = cut(run(3), 1)["rungs"][0]["rounds"]
+    assert merging.merge(write(tmp_path, *both))["complete"]
+
+
 def test_checks_are_the_newest_there_are_and_company_stays(tmp_path):
     a, b = run(1), run(2)
     quiet = {"state": "known", "tenancy": "alone", "rejected_visits": 2, "notes": []}
