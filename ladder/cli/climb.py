@@ -173,7 +173,7 @@ def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
             raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
         out = request.out or RESULTS
         folder = request.resume.parent if request.resume else out / texts.make_slug(machine["name"])
-        files.refuse_unwritable(folder)
+        files.refuse_unwritable(folder, images=request.data or workload["data"])
         minutes = choose_minutes(request, mode)
         number = sum(rung.recipe is not None for rung in planned)
         line = f"{name} on {device}: {texts.format_count(number, 'rung')}"

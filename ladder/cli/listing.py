@@ -87,7 +87,7 @@ def show(name: str) -> None:
     These are your own result, and those of other GPUs in this checkout.
     For a ladder (a name or a YAML file): its rungs in order, with the change and the needs of each.
     For `mistakes` and `levers`, which `ladder run --mode` measures: their entries. For an entry: what it does.
-    For a workload: its fields.
+    For a workload (a name or a YAML file): its fields.
     """
     studies = {mode: beside.load_beside(mode) for mode in modes.STUDIES}
     entries = {
@@ -96,7 +96,9 @@ def show(name: str) -> None:
     shown: list[list[str]] = []
     if name in catalog.list_rungs():
         shown.append(_render_rung(name))
-    if name in catalog.list_ladders() or Path(name).suffix in (".yaml", ".yml") or len(Path(name).parts) > 1:
+    is_file = Path(name).suffix in (".yaml", ".yml") or len(Path(name).parts) > 1
+    is_workload = name in catalog.list_workloads() or (is_file and not _has_rungs(Path(name)))
+    if name in catalog.list_ladders() or (is_file and not is_workload):
         shown.append(_render_ladder(name))
     if name in entries:
         mode, entry = entries[name]
@@ -111,10 +113,11 @@ def show(name: str) -> None:
         shown.append(
             [head, f"Measured by `ladder run --mode {name}`, beside `{study.first}`.", "", *table, MEASURED]
         )
-    if name in catalog.list_workloads():
-        head = click.style(f"{catalog.describe_file(catalog.WORKLOADS, name)}: workload {name}", bold=True)
-        fields = catalog.load_workload(name)[1].items()
-        shown.append([head, "", *_align([[key, json.dumps(value)] for key, value in fields])])
+    if is_workload:
+        title, fields = catalog.load_workload(name)
+        place = name if is_file else catalog.describe_file(catalog.WORKLOADS, name)
+        head = click.style(f"{place}: workload {title}", bold=True)
+        shown.append([head, "", *_align([[key, json.dumps(value)] for key, value in fields.items()])])
     if not shown:
         if name in modes.MODES:
             raise UserError(f"{name} is a way to lay out a run: `ladder run --mode {name}`")
@@ -129,6 +132,14 @@ def show(name: str) -> None:
             f"no rung, ladder, workload or study {name!r}{suggestion(name, dict.fromkeys(known))}"
         )
     click.echo(name_program("\n\n".join("\n".join(lines) for lines in shown)))
+
+
+def _has_rungs(path: Path) -> bool:
+    """Return whether a YAML file is one of a ladder, or cannot be read: the ladder's loader says why."""
+    try:
+        return "rungs:" in path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return True
 
 
 def _render_ladder(name: str) -> list[str]:

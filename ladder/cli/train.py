@@ -183,7 +183,7 @@ def run_training(
             step_ranks.Ranks(checked)  # refuses a recipe of several without torchrun
         is_writer = ranks is None or ranks.is_writer
         if is_writer:  # before images are made
-            files.refuse_unwritable(out)
+            files.refuse_unwritable(out, images=data or workload["data"])
             if own.resume is None:
                 with locks.folder_lock(out):  # a log that is being written is no remainder
                     checkpoint.refuse_occupied(out)

@@ -90,13 +90,18 @@ def replace_file(path: Path) -> Iterator[Path]:
         temporary_path.unlink(missing_ok=True)
 
 
-def refuse_unwritable(*folders: Path) -> None:
+def refuse_unwritable(*folders: Path, images: object = None) -> None:
     """Raise `UserError`, one line, if a file cannot be written to one of these folders. Nothing is left behind.
 
     Called before anything is measured. It writes a file, because a folder may be read-only whatever its permissions
-    say.
+    say. A folder inside that of the `images` is refused, too: pictures written there would be images next time.
     """
     for folder in folders:
+        if isinstance(images, str) and Path(images).resolve() in (
+            folder.resolve(),
+            *folder.resolve().parents,
+        ):
+            raise UserError(f"{folder}: --out lies in the images of {images}: write elsewhere")
         made: list[Path] = []
         try:
             for each in [each for each in (folder, *folder.parents) if not each.exists()][::-1]:

@@ -303,7 +303,7 @@ def resolve_job(study: AnyStudy, options: Any, request: Request, machine: dict[s
 
     device = machine["device"]
     out = request.resume.parent if request.resume else request.out or ROOT / "results" / study.folder
-    files.refuse_unwritable(out)
+    files.refuse_unwritable(out, images=request.data)
     name, workload = "", {}
     if study.uses_workload:
         name, workload = catalog.load_workload(request.workload or study.default_workload[device])

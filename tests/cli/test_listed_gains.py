@@ -55,6 +55,13 @@ def test_show_lists_the_entries_of_a_study_that_run_measures(study, entry):
     assert any(line.startswith(f"{entry} ") for line in lines)
 
 
+def test_show_reads_a_file_before_it_decides_what_it_is(tmp_path):
+    (tmp_path / "mine.yaml").write_text("resolution: 64\nchannel_base: 1024\nbatch: 4\n")
+    assert "resolution" in succeed("show", tmp_path / "mine.yaml").stdout
+    (tmp_path / "mine.yaml").write_text("title: mine\nrungs: [baseline, bf16]\n")
+    assert "bf16" in succeed("show", tmp_path / "mine.yaml").stdout
+
+
 @pytest.mark.parametrize("mode", ["cumulative", "solo", "leave-one-out"])
 def test_show_of_a_mode_says_how_it_is_run(mode):
     assert refused("show", mode) == f"ladder: {mode} is a way to lay out a run: `ladder run --mode {mode}`"

@@ -17,6 +17,7 @@ from ladder.machine import system
 from ladder.plan import catalog, modes, needs
 from ladder.report import output
 from tests.support import made_up, servers
+from tests.support.commands import refused
 from tests.support.made_up_study import TIMES, study
 from tests.support.small import LITTLE
 from tests.support.typed import problem_of, untyped, write_run
@@ -183,3 +184,12 @@ def test_levers_run_on_a_workload_of_their_own(ran: dict[str, dict[str, Any]]) -
     assert {"unchanged", "conv_double_backward"} <= rungs["unchanged"]["receipts"].keys()
     assert "convolution" not in ran["levers"]["workload"]
     assert problem_of(ran["levers"]) is None
+
+
+@pytest.mark.parametrize("command", ["run", "train", "sustain"])
+def test_nothing_is_written_into_the_folder_of_the_images(command: str, tmp_path: Path) -> None:
+    """Charts and sample grids would be images of the next run."""
+    (tmp_path / "photos").mkdir()
+    out = tmp_path / "photos" / "out"
+    line = refused(command, "-w", "tiny", "--device", "cpu", "--data", tmp_path / "photos", "--out", out)
+    assert "lies in the images of" in line and not out.exists()

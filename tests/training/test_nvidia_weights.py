@@ -94,6 +94,7 @@ def test_both_networks_compute_the_same_in_fp64(converted: Path) -> None:
         ({4: 8, 8: 8}, (64, 8)),  # the bound everywhere
         ({4: 12, 8: 6}, (48, 12)),
         ({4: 12, 8: 12, 16: 6, 32: 3}, (100, 12)),  # 100 // 16 = 6, 100 // 32 = 3
+        ({4: 13, 8: 6}, (52, 13)),  # 6 * 8 is less than 13 * 4
     ],
 )
 def test_channels_are_found_by_shapes_alone(channels: dict, fields: tuple, tmp_path: Path) -> None:
@@ -101,6 +102,35 @@ def test_channels_are_found_by_shapes_alone(channels: dict, fields: tuple, tmp_p
     found = convert_file(theirs.write(tmp_path / "a.pkl", made)).workload
     assert [found.fmaps(r) for r in channels] == [*channels.values()]
     assert (found.channel_base // max(channels), found.channel_max) == (fields[0] // max(channels), fields[1])
+
+
+def test_state_dicts_of_a_wrapped_network_are_read(converted: Path, tmp_path: Path) -> None:
+    """DistributedDataParallel puts "module." before each name."""
+    succeed("convert", converted, tmp_path / "states.pt")
+    states = torch.load(tmp_path / "states.pt", weights_only=True)
+    wrapped = {label: {f"module.{key}": each for key, each in states[label].items()} for label in NETWORKS}
+    torch.save(states | wrapped, tmp_path / "wrapped.pt")
+    for name in ("states", "wrapped"):
+        succeed("convert", tmp_path / f"{name}.pt", tmp_path / f"{name}-ours.pt")
+    one, other = (checkpoint.load_checkpoint(tmp_path / f"{name}-ours.pt") for name in ("states", "wrapped"))
+    assert one["workload"] == other["workload"]
+    assert same(one["kept"]["G_ema"], other["kept"]["G_ema"])
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"<!DOCTYPE html><html>", "a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        (b"\x1f\x8b\x08\x00rest", "unpack it first"),
+    ],
+)
+def test_what_was_downloaded_in_place_of_a_network_is_named(
+    content: bytes, problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "network.pkl").write_bytes(content)
+    with pytest.raises(UserError, match=problem):
+        convert_file(tmp_path / "network.pkl")
 
 
 def test_a_model_that_was_never_nvidias_gets_its_buffers(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ MAPPING_RATE = 0.01  # the learning rate of the mapping network, of all others
 WHOLE = 1024  # samples in a group of the minibatch deviation, where NVIDIA's has none: the whole batch
 BATCH = 8  # of a workload whose file names none, or the next multiple of its groups
 DEEPEST, MOST = 4, 500  # dots in a module's name, and modules of a network; 1024x1024 has 3 and 90
+WRAPPED = "module."
 NOT_READ = "another architecture than --cfg=stylegan2"
 
 
@@ -85,9 +86,13 @@ def convert_file(path: Path) -> Converted:
     """
     try:
         with open(path, "rb") as file:
-            zipped = file.read(len(ZIP)) == ZIP
+            head = file.read(200)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    for begin, what in INSTEAD.items():
+        if head.lstrip().lower().startswith(begin):
+            raise UserError(f"{path}: {what}")
+    zipped = head.startswith(ZIP)
     content = _load_tensors(path) if zipped else pickles.read_pickle(path)
     # The files of torch.save before 1.6 are several pickles. A tensor would compare number by number.
     if isinstance(content, int) and content == MAGIC:
@@ -99,6 +104,12 @@ def convert_file(path: Path) -> Converted:
     return convert_from_nvidia(str(path), content)
 
 
+# What people have in place of a network, by its first bytes.
+INSTEAD = {
+    b"<": "a web page, not a network: download the file that the page links to",
+    b"version https://git-lfs": "a pointer of Git LFS, not the file: `git lfs pull` fetches it",
+    b"\x1f\x8b": "compressed by gzip: unpack it first",
+}
 MAGIC = torch.serialization.MAGIC_NUMBER
 NEITHER = "no network pickle, no state dicts of G, D and G_ema, and no checkpoint of `ladder train`"
 
@@ -145,7 +156,8 @@ def _read_state(where: str, state: object) -> Network:
         isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
     ):
         raise UserError(f"{where} is no state dict")
-    return Network(dict(state), {})
+    wrapped = all(key.startswith(WRAPPED) for key in state)  # saved from DistributedDataParallel
+    return Network({key.removeprefix(WRAPPED) if wrapped else key: state[key] for key in state}, {})
 
 
 def _read_kwargs(path: str, kwargs: object) -> Attributes:
@@ -309,9 +321,12 @@ def derive_workload(path: str, networks: dict[str, Network], attributes: Attribu
     if not fmaps or not layers:
         raise UserError(f"{path}: G: {NOT_READ}: it has no mapping.fc0.weight or synthesis.b4.conv1.weight")
     most = max(fmaps.values())
+    narrow = max([r * n for r, n in fmaps.items() if n < most] or [max(fmaps) * most])
+    bases = (narrow, max(r * n for r, n in fmaps.items()))  # the widest may be narrower than channel_max
+    base = next((base for base in bases if all(min(base // r, most) == n for r, n in fmaps.items())), narrow)
     fields = {
         "resolution": max(fmaps),
-        "channel_base": max([r * n for r, n in fmaps.items() if n < most] or [max(fmaps) * most]),
+        "channel_base": base,
         "channel_max": most,
         "z_dim": _get_size(path, G, "mapping.fc0.weight", 1),
         "w_dim": _get_size(path, G, f"mapping.fc{layers - 1}.weight", 0),
