@@ -12,7 +12,7 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -355,9 +355,7 @@ class _Run:
             findings = self.cache.get(self.recipes[name], self.key_of(name))
             if findings and self.is_due(name, None):
                 self.change(name, **record.read_findings(findings))
-        memory = machine["gpu_memory_gb"] or math.inf
-        small = int(workload["batch"]) * int(workload.get("resolution", 0)) ** 2 <= SMALL_PIXELS
-        lanes = int(min(LANES.get(self.job.device, 1), memory / (SMALL_GB if small else INSPECTOR_GB)))
+        small, lanes = count_lanes(self.job.device, workload, machine["gpu_memory_gb"])
         if lanes > 1:
             if not small:
                 # The first is alone, as it makes the reference. Beside others its batch might have to shrink.
@@ -436,6 +434,13 @@ class _Run:
             findings["inspection"]["peak_reserved_bytes"] = peak
         self.change(name, **record.read_findings(findings))
         self.cache.put(recipe, findings, self.key_of(name))
+
+
+def count_lanes(device: str, workload: Mapping[str, Any], gpu_memory_gb: float | None) -> tuple[bool, int]:
+    """Return whether a workload is small, and how many of its rungs may be inspected at once."""
+    small = int(workload["batch"]) * int(workload.get("resolution", 0)) ** 2 <= SMALL_PIXELS
+    room = (gpu_memory_gb or math.inf) / (SMALL_GB if small else INSPECTOR_GB)
+    return small, int(min(LANES.get(device, 1), room))
 
 
 class Gate:

@@ -120,9 +120,9 @@ def pair_values(first: Group, second: Group, reference: str, other: str) -> dict
 def estimate_difference(first: Group, second: Group, reference: str, other: str) -> Difference | None:
     """Return the difference of a rung of `first` and a rung of `second`, or None below three common generations.
 
-    Its variance is that of their differences in each generation. Between two rungs of a kind, the noise of the kind
-    counts beside it as much as half as many generations do. A rung may thus be noisier than its kind, and three
-    generations do not have to show by themselves how noisy they are. An odd rung is no part of its kind's noise.
+    Its variance is estimated from their differences in the generations. For two rungs of one kind, the estimate is
+    shrunk towards the noise of the kind, which weighs as much as half the generations: a rung may be noisier than its
+    kind, and three generations alone would estimate noise badly. An odd rung is compared by its own differences alone.
     """
     apart = pair_values(first, second, reference, other)
     if len(apart) < LEAST_GENERATIONS:
@@ -135,7 +135,7 @@ def average_differences(apart: Sequence[float], of_kind: Group | None, processes
     """Return the mean of one difference a generation, with its error.
 
     Args:
-        of_kind: the kind of the rungs, whose noise counts beside the differences' own; None if only that counts.
+        of_kind: the kind of the rungs, towards whose noise the variance is shrunk; None: it is not.
         processes: the variance of a difference of two such rungs, as a multiple of that of one process.
     """
     variance, freedom = float(np.var(apart, ddof=1)), len(apart) - 1

@@ -8,7 +8,6 @@ loss scales, and the largest batches. Every part is a case of the file with a fr
 from __future__ import annotations
 
 import functools
-import math
 import random
 import statistics
 import threading
@@ -422,9 +421,8 @@ def check_rows(session: Session, key: str) -> Observed:
     job, pool, gate = session.job, session.pool, threading.Lock()
     waiting = {name: case for name, case in session.file.cases.items() if name not in session.file.observed}
     rows = {name: case for name, case in waiting.items() if case.part == "parity" and not case.reason}
-    is_small = int(job.workload["batch"]) * int(job.workload["resolution"]) ** 2 <= run.SMALL_PIXELS
-    gib = (job.machine.get("gpu_memory_gb") or math.inf) / (run.SMALL_GB if is_small else run.INSPECTOR_GB)
-    beside = max(1, int(min(run.LANES.get(job.device, 1), gib, len(rows))))
+    is_small, lanes = run.count_lanes(job.device, job.workload, job.machine.get("gpu_memory_gb"))
+    beside = max(1, min(lanes, len(rows)))
     results: dict[str, Observed] = {}
 
     def check(name: str, threads: int | None = None) -> None:
