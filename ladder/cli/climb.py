@@ -106,7 +106,7 @@ def run_command(own: RunOptions, as_json: bool, **shared: Any) -> None:
         sys.exit(130)
     if not as_json and result.protocol.mode == modes.CUMULATIVE:
         click.echo(
-            "next:\n" + "\n".join(f"  {command:<32}  {answer}" for command, answer in list_next(result))
+            "next:\n" + "\n".join(f"  {command:<33}  {answer}" for command, answer in list_next(result))
         )
     if any(rung.status in OUT for rung in result.rungs):
         sys.exit(1)
