@@ -145,7 +145,7 @@ def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
     from ladder.machine import environment, system
     from ladder.machine.threads import QUIET
     from ladder.publish import gallery
-    from ladder.report import output, tables
+    from ladder.report import tables
     from ladder.results import identity
     from ladder.results.combine import series
     from ladder.studies import host
@@ -185,7 +185,7 @@ def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
             share, limit = EAGER if mode == modes.MISTAKES else 1.0, minutes or budget.MINUTES
             expected = estimate_minutes(folder, name, device, number, rounds, limit, share)
             generations = texts.format_count(rounds, "generation") if rounds else least
-            line += f", {generations}, {render_minutes(expected)}"
+            line += f" in {generations} of fresh processes, {render_minutes(expected)}"
         first = progress.First(line, quiet)
         if warning := bounds.describe_older("torch"):
             first.note(f"warning: {warning}")
@@ -198,7 +198,7 @@ def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
         trained, minutes = {**workload, "data": pictures.path}, minutes or budget.MINUTES
         source, resume = pictures.source, request.resume
         job = Job(device, name, trained, source, machine, plan, out, resume, minutes, quiet)
-        written, shown = list[Path](), list[str]()
+        written, pending = list[Path](), list[str]()
         with progress.ladder_progress(f"{name} on {device}", quiet) as show_event:
 
             def on_event(event: Event) -> None:
@@ -209,12 +209,10 @@ def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
                 show_event(event)
                 if event["event"] == "round" and not quiet:
                     with contextlib.suppress(UserError):
-                        interim = tables.interim(loading.load_run(written[0]), output.measure_width())
-                        if (
-                            table := "\n".join(interim)
-                        ) not in shown:  # a resumed run passes those it has already
-                            shown.append(table)
-                            click.echo(table, err=True)
+                        pending[:] = tables.describe_interim(loading.load_run(written[0]))
+                elif pending and event["event"] != "end":  # the last generation's are in the table
+                    click.echo("\n".join(pending), err=True)
+                    pending.clear()
 
             measure.run_ladder(job, on_event, importing)
     path = written[0]

@@ -182,7 +182,7 @@ def _render_rung(name: str) -> list[str]:
             timed = ranking.rung_of(result, name)
             over, advice = f"over {timed.gain.against}" if timed.gain else "", ""
             if mode == modes.LEAVE_ONE_OUT:
-                over, advice = f"over {result.ladder.name} {timed.title}", ranking.advice(result, timed)
+                over, advice = f"over {result.ladder.name} {timed.title}", ranking.advice(result, timed)[0]
             marks = ", not to be quoted" if publishable(result) else ""
             gpu, workload = result.machine.gpu or machine, result.workload["name"]
             cells = (gpu, workload, texts.format_ms(timed.step_ms), *_answer(timed), over, advice)

@@ -18,35 +18,63 @@ from ladder.core.events import Event, OnEvent
 from ladder.core.text import escape_controls
 
 EVERY_S = 10.0  # seconds between lines, for work of hundreds of steps
+RUN_EVERY_S = 30.0  # of a run: twenty lines in ten minutes
 MOMENT_S = 0.5  # seconds of work that needs no bar
 NARROW = 80  # columns: on a narrower terminal a bar leaves no room for its text
 
 
+PHASES = {
+    "build": "building the model of {}",
+    "prepare": "warming up {}",
+    "parity": "comparing a step of {} with FP64",
+    "receipts": "checking that {} is active",
+    "measure": "timing {}",
+    "finish": "measuring the memory of {}",
+    "profile": "recording the GPU time of {}",
+    "prove": "comparing the timed step of {} with FP64",
+}
+
+
 @contextmanager
 def ladder_progress(title: str, quiet: bool) -> Iterator[OnEvent]:
-    """Yield the callback for a run: rung, generation and time left. A failure is a line of its own."""
-    with _Bar(title, "visits", quiet) as bar:
+    """Yield the callback for a run: what goes on, and the time left. A failure is a line of its own.
+
+    The bar only grows, although a run may add generations.
+    """
+    percent = 0
+    with _Bar(title, "%", quiet, RUN_EVERY_S) as bar:
 
         def on_event(event: Event) -> None:
+            nonlocal percent
             kind = event["event"]
             if kind == "failed":
                 bar.line(f"{event['rung']}: {event['status']}: {event['reason']}")
             elif kind == "waiting":
-                bar.update(text="waiting: another run uses this device")
-            elif kind in ("inspect", "phase", "visited"):
-                # Outcomes come at the end of a generation: meanwhile phases show that the run goes on.
-                place = _describe_place(event)
-                bar.update(event["done"], event["total"], place, event["left_s"], often=kind != "visited")
+                bar.update(percent, 100, "waiting until another run on this device has ended")
+            elif kind == "phase":
+                percent = max(percent, min(99, int(100 * _derive_share(event))))
+                bar.update(percent, 100, _describe_place(event), event["left_s"], often=True)
 
         yield on_event
 
 
+def _derive_share(event: Event) -> float:
+    """Return the share of a run that is done: of its time, or of its visits while nothing is known of its time."""
+    elapsed_s, left_s = event["elapsed_s"], event["left_s"]
+    if left_s is None:
+        return float(event["done"] / max(1, event["total"]))
+    return float(elapsed_s / max(1.0, elapsed_s + left_s))
+
+
 def _describe_place(event: Event) -> str:
-    number, doing = event["round"], event.get("phase", "")
-    place = "inspecting" if number is None else f"generation {number + 1}/{event['rounds']}"
-    if event["event"] == "visited":
-        doing = f"{event['step_ms']:.1f} ms" if event.get("step_ms") else ""
-    return f"{place}  {event['rung']}  {doing}".rstrip()
+    number, rounds = event["round"], event["rounds"]
+    place = (
+        f"generation {number + 1}{f' of {rounds}' if rounds else ''}"
+        if number is not None
+        else "first checks"
+    )
+    doing = PHASES[event["phase"]].format(event["rung"].replace(".twin", " once more"))
+    return f"{place}: {doing}"
 
 
 class First:
@@ -116,11 +144,11 @@ def can_move_its_cursor() -> bool:
 class _Bar:
     """A rich progress bar on a terminal, lines elsewhere, nothing if quiet."""
 
-    def __init__(self, title: str, unit: str, quiet: bool) -> None:
-        self.title, self.unit, self.quiet = title, unit, quiet
+    def __init__(self, title: str, unit: str, quiet: bool, every_s: float = EVERY_S) -> None:
+        self.title, self.unit, self.quiet, self.every_s = title, unit, quiet, every_s
         self.live = not quiet and can_move_its_cursor()
         self.progress: Any = None
-        self.said = -EVERY_S  # on the monotonic clock, which may have begun just now
+        self.said = -every_s  # on the monotonic clock, which may have begun just now
 
     def __enter__(self) -> _Bar:
         return self
@@ -132,18 +160,20 @@ class _Bar:
     def update(
         self, done: int = 0, total: int = 0, text: str = "", left_s: float | None = None, often: bool = False
     ) -> None:
-        """Redraw the bar. Without a bar, print a line; where updates come `often`, at most one in ten seconds."""
+        """Redraw the bar. Without a bar, print a line; where updates come `often`, at most one in `every_s`."""
         if left_s is not None:
             text += f"  {left_s / 60:.0f} min left" if left_s >= 90 else f"  {left_s:.0f} s left"
         if self.live:
             if self.progress is None:
-                self.progress, self.task = _rich_bar(self.title)
+                self.progress, self.task = _rich_bar(self.title, self.unit == "%")
             if total:
                 self.progress.update(self.task, completed=done, total=total)
             self.progress.update(self.task, text=text)
-        elif not self.quiet and not (often and time.monotonic() - self.said < EVERY_S):
+        elif not self.quiet and not (often and time.monotonic() - self.said < self.every_s):
             self.said = time.monotonic()
-            count = f"{done}/{total} {self.unit}".rstrip() if total else ""
+            count = (
+                f"{done}%" if self.unit == "%" else f"{done}/{total} {self.unit}".rstrip() if total else ""
+            )
             click.echo(f"{self.title}: {'  '.join(filter(None, (count, text)))}", err=True)
 
     def line(self, text: str) -> None:
@@ -156,7 +186,7 @@ class _Bar:
             click.echo(text, err=True)
 
 
-def _rich_bar(title: str) -> tuple[Any, Any]:
+def _rich_bar(title: str, in_percent: bool) -> tuple[Any, Any]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Column
@@ -169,7 +199,7 @@ def _rich_bar(title: str) -> tuple[Any, Any]:
     wide = console.width >= NARROW
     columns = (
         *([text("{task.description}"), BarColumn(bar_width=24)] if wide else []),
-        MofNCompleteColumn(),
+        text("{task.completed:.0f}%") if in_percent else MofNCompleteColumn(),
         *([TimeElapsedColumn()] if wide else []),
         text("{task.fields[text]}", ratio=1),
     )

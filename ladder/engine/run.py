@@ -40,7 +40,7 @@ from ladder.results.combine import resuming
 from ladder.results.derive import INTERRUPTED
 from ladder.results.file import OUT
 from ladder.results.run import FailedAt, Result, Run, Rung, RunGpu, Twin
-from ladder.stats import estimates, rounds_budget
+from ladder.stats import rounds_budget
 
 LANES = {"cuda": 8}  # inspectors side by side; on a CPU they would only take each other's cores
 INSPECTOR_GB = 20.0  # of the GPU's memory for each, if the workload is a large one
@@ -53,9 +53,10 @@ def run_ladder(job: Job, on_event: OnEvent | None = None, importing: Pool | None
     """Measure every planned rung and return the record, which is also in its file below `job.out`.
 
     Args:
-        on_event: called with dicts: event ("start", "inspect", "phase", "visited", "failed", "waiting", "round" or
-            "end"), rung, round (0-based, None while inspecting), rounds, done and total (visits), elapsed_s, left_s
-            (None before a generation is whole); and phase, step_ms, status and reason, or path, as the event has it.
+        on_event: called with dicts: event ("start", "phase", "visited", "failed", "waiting", "round" or "end"), rung,
+            round (0-based, None while inspecting), rounds (None where a budget decides), done and total (visits),
+            elapsed_s, left_s (at most; None while unknown); and phase, status and reason, or path, as the event has
+            it.
         importing: a pool of this checkout that has begun to import; it is ended here.
 
     SIGINT or SIGTERM ends the workers and returns the finished part, with a note that it was interrupted.
@@ -158,10 +159,7 @@ class _Run:
         with self.lock:
             self.done += 1
             self.save()
-            part = self.parts[name]
-            timed = part.rounds and number is not None and part.failed_at is None
-            step_ms = estimates.median(part.rounds[-1].samples_ms) if timed else None
-            self.emit("visited", name, number, step_ms=step_ms)
+            self.emit("visited", name, number)
 
     def emit(self, event: str, rung: str | None = None, number: int | None = None, **more: Any) -> None:
         """Tell the caller about an event, with the figures that a progress bar needs."""
@@ -171,16 +169,25 @@ class _Run:
             alive = [name for name in self.recipes if self.is_due(name, -1)]
             left = sum(max(0, self.protocol.rounds - len(self.parts[name].rounds)) for name in alive)
             left += sum(self.is_due(name, None) for name in alive) * self.plan.inspect
-            left_s = None
-            # An inspection tells nothing about the time left: the first ones compile kernels and compute in float64.
-            if self.generation_s is not None:
-                spent = time.monotonic() - self.generation_began
-                later = max(0, self.protocol.rounds - self.number - 1)
-                left_s = max(0.0, self.generation_s - spent) + later * self.generation_s
-            place = {"event": event, "rung": rung, "round": number, "rounds": self.protocol.rounds}
+            elapsed_s, fixed = time.monotonic() - self.begin, self.protocol.fixed
+            rounds = self.protocol.rounds if fixed else None
+            place = {"event": event, "rung": rung, "round": number, "rounds": rounds}
             visits = {"done": self.done, "total": self.done + left}
-            seconds = {"elapsed_s": time.monotonic() - self.begin, "left_s": left_s}
+            seconds = {"elapsed_s": elapsed_s, "left_s": self.find_left_s(elapsed_s)}
             self.on_event(place | visits | seconds | more)
+
+    def find_left_s(self, elapsed_s: float) -> float | None:
+        """Return the seconds that the run may still take. Inspections tell nothing: the first ones compile kernels."""
+        budget_s = None if self.protocol.fixed else self.protocol.budget_s
+        within_s = None if budget_s is None else max(0.0, budget_s - elapsed_s)
+        if (round_s := self.generation_s) is None:
+            return within_s
+        now_s = max(0.0, round_s - (time.monotonic() - self.generation_began))
+        planned_s, most_s = (
+            now_s + max(0, rounds - self.number - 1) * round_s
+            for rounds in (self.protocol.rounds, rounds_budget.MOST_ROUNDS)
+        )
+        return planned_s if within_s is None else max(planned_s, min(within_s, most_s))
 
     # The plan
 
@@ -386,7 +393,6 @@ class _Run:
         with self.lock:
             if not self.is_due(name, None):  # a rung it depends on has failed since
                 return
-        self.emit("inspect", name)
         try:
             worker = pool.take()
             try:

@@ -28,6 +28,7 @@ STUDIES = (MISTAKES, LEVERS)  # of entries that are no rungs
 BESIDE = (SOLO, MISTAKES, LEVERS, RECIPE)  # every entry is compared with the first
 LONGEST = 60  # characters of a title
 NEED_IT = " that need it"  # ends the title of an entry without several rungs
+GPU, STEP = "GPU", "step"  # the clocks
 ALL = "all"  # the entry of leave-one-out that has every rung
 NO_DIFFERENCE = "NO DIFFERENCE"
 ADVICE = {  # by verdict
@@ -38,6 +39,12 @@ ADVICE = {  # by verdict
     AMBIGUOUS: AMBIGUOUS,
     TOO_FEW: TOO_FEW,
 }
+
+
+def choose_clock(gpu: str, wall: str) -> str:
+    """Return the clock that decides the advice, "" where none is sure."""
+    sure = (FASTER, SLOWER)
+    return STEP if wall in sure else GPU if gpu in sure else ""
 
 
 def choose_advice(gpu: str, wall: str) -> str:

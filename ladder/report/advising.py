@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ladder.core.protocol import FASTER, INSIDE, SLOWER, TOO_FEW
-from ladder.core.text import format_amount
+from ladder.core.protocol import AMBIGUOUS, FASTER, INSIDE, SLOWER, TOO_FEW
+from ladder.core.text import format_amount, format_difference
 from ladder.plan import catalog, modes
 from ladder.report.view import UNPROVED, Row, list_untimed, view
 from ladder.results import parts
@@ -23,7 +23,7 @@ ADOPT, SKIP, NO_DIFFERENCE = "ADOPT", "SKIP", modes.NO_DIFFERENCE
 BROKEN, UNDECIDED, NOT_HERE = "BROKEN", "undecided", "n/a"
 SKIPPED = "skipped"  # the status of a rung that contains a broken one
 STAIRCASE, LEFT_OUT = "staircase", modes.LEAVE_ONE_OUT
-GPU, STEP = "GPU", "step"
+GPU, STEP = modes.GPU, modes.STEP
 NO_ANSWER = Seen()
 TWICE = 2  # a larger budget, to settle an open verdict
 COUNTS = math.log(1.05)  # a run that cannot exclude a difference of 5% does not say that there is none
@@ -40,6 +40,7 @@ class Advised:
     reason: str
     source: str = ""  # STAIRCASE, LEFT_OUT; "" without a verdict
     clock: str = ""  # GPU, STEP; "" without a verdict
+    why: str = ""  # in a few words, why that clock's answer leads to this advice
     seen: Seen = NO_ANSWER
     decide: str | None = None  # the command that would decide
     ms: float | None = None  # with the rung, by that clock, a step
@@ -163,8 +164,10 @@ def _advise_staircase(sources: Sources, result: Result) -> list[Advised]:
             if between := untimed.get(row.name, []):
                 reason += f"; together with {', '.join(between)}, which the run did not time"
             each = Advised(row.name, row.title, advice, reason, STAIRCASE, between=between)
-            order = (GPU, STEP) if removing else (STEP, GPU)
-            advised.append(_finish(each, row, (below, row), order, sources))
+            each = _finish(each, row, (below, row), (GPU, STEP) if removing else (STEP, GPU), sources)
+            if removing and (row.waits or below.waits) and (each.advice, each.clock) == (ADOPT, GPU):
+                each = replace(each, why=f"{removing.name} ends the waiting")
+            advised.append(each)
     return advised
 
 
@@ -218,9 +221,13 @@ def _finish(
     known = [clock for clock in order if clock in figures and figures[clock][0].verdict]
     clock = next((clock for clock in known if figures[clock][0].verdict == decisive), next(iter(known), ""))
     seen, ms = figures.get(clock, (NO_ANSWER, None))
+    floor = row.gpu.floor if row.gpu and clock == GPU else row.floor
+    why = f"noise floor {format_difference(floor)}" if seen.verdict == AMBIGUOUS and floor else ""
     decide = _find_command(row, each.source, result, sources) if each.advice == UNDECIDED else None
     prepare_s = derive_preparing(with_it.rung, without.rung)
-    return replace(each, reason=reason, clock=clock, seen=seen, ms=ms, prepare_s=prepare_s, decide=decide)
+    return replace(
+        each, reason=reason, clock=clock, why=why, seen=seen, ms=ms, prepare_s=prepare_s, decide=decide
+    )
 
 
 def _find_command(row: Row, source: str, result: Result, sources: Sources) -> str:

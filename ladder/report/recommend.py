@@ -210,7 +210,7 @@ def tabulate_rungs(advice: Recommendation) -> Table:
     ]  # fmt: skip
     rows = []
     for each in advice.rungs:
-        by = f"{each.clock}, left out" if each.source == LEFT_OUT else each.clock
+        by = ", ".join(filter(None, (each.clock, "left out" if each.source == LEFT_OUT else "", each.why)))
         hours, seen = advice.hours(each.saved_ms), each.seen
         money = None if hours is None or advice.price is None else hours * advice.price
         figures = (each.saved_ms, hours, each.prepare_s, _describe_steps(each.pays_back), money)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import msgspec
 
 from ladder.core import files, starting
 from ladder.core.errors import UserError
-from ladder.core.protocol import INSIDE, LESS_THAN
-from ladder.core.text import clean_line, escape_markdown, format_count
+from ladder.core.protocol import AMBIGUOUS, INSIDE, LESS_THAN, TOO_FEW
+from ladder.core.text import clean_line, escape_markdown, fine_factor, format_count
 from ladder.plan import modes
 from ladder.report import output, tiles
 from ladder.report.view import Row, View, derive_share, shown_top, turn_row, view
@@ -21,6 +20,7 @@ from ladder.results import sources
 from ladder.results.run import Result
 from ladder.results.words import answer, word
 from ladder.show.table import Column, Table, join_lines, render_csv, render_markdown, render_text
+from ladder.stats.rounds_budget import LEAST_ROUNDS
 
 Field = tuple[str, str, int, str | Callable[[Row], Any]]  # title, kind, priority, and what it shows of a row
 MARKED = "each entry trains another model; none is an optimization, and none counts in a ladder"
@@ -74,7 +74,7 @@ def tabulate(shown: View, titles: bool = False) -> Table:
             ("at the top\n(GPU)", "factor", 16, "gpu.top_gain"),
         ]
     fields += [
-        ("advice", "text", 3, "advice"),
+        ("advice", "text", 3, lambda row: explain_advice(row, shown.mode)),
         ("total", "speedup", 0, "total"),
         ("total interval", "interval", 27, "total_interval"),
         ("total\n(GPU)", "speedup", 17, lambda row: row.gpu.total if row.gpu and row.total else None),
@@ -96,6 +96,16 @@ def tabulate(shown: View, titles: bool = False) -> Table:
     ]
     columns = [Column(title, kind, priority) for title, kind, priority, _ in fields]
     return Table(columns, rows, notes=list_notes(shown)).drop_empty()
+
+
+def explain_advice(row: Row, mode: str) -> str:
+    """Return the advice with what decided it: on a staircase the gain at the top, as the row's own may be undecided."""
+    if not row.advice_clock:
+        return row.advice
+    if mode == modes.LEAVE_ONE_OUT:
+        return f"{row.advice} by {row.advice_clock}"
+    gain = row.top_gain if row.advice_clock == modes.STEP else find_figure(row, "gpu.top_gain")
+    return f"{row.advice}: {row.advice_clock} {fine_factor(gain)} at top"
 
 
 def find_figure(row: Row, path: str) -> Any:
@@ -127,12 +137,25 @@ def print_table(result: Result) -> None:
     click.echo(starting.name_program("\n".join([*heading, table, ""])))
 
 
-def interim(result: Result, width: int) -> list[str]:
-    """Return the lines of the table of a run that goes on: the rungs and their sentences."""
+def describe_interim(result: Result) -> list[str]:
+    """Return what a run that goes on knows: its times alone, until there are verdicts; then who lacks one, and why."""
     shown = view(result)
-    table = replace(tabulate(shown), notes=shown.sentences)
-    done = max((len(rung.rounds) for rung in result.rungs), default=0)
-    return [f"after {format_count(done, shown.unit)}:", *render_text(table, width).splitlines()]
+    rows = [row for row in shown.rows if row.status == "ok"]
+    done = format_count(max((len(rung.rounds) for rung in result.rungs), default=0), shown.unit)
+    verdicts = {
+        row.name: modes.choose_advice(row.gpu.seen.verdict if row.gpu else "", row.seen.verdict)
+        for row in rows
+    }
+    if not {*verdicts.values()} - {"", TOO_FEW}:
+        columns = [Column("rung"), Column("ms/step", "ms"), Column("GPU ms", "ms")]
+        times = [[row.name, row.step_ms, row.gpu and row.gpu.ms] for row in rows]
+        table = render_text(Table(columns, times).drop_empty())
+        return [f"after {done}, times alone (verdicts need {LEAST_ROUNDS}):", *table.splitlines()]
+    judged = [verdict for verdict in verdicts.values() if verdict]
+    undecided = [name for name, verdict in verdicts.items() if verdict in (AMBIGUOUS, TOO_FEW)]
+    line = f"after {done}: {len(judged) - len(undecided)} of {format_count(len(judged), 'verdict')}"
+    more = f"undecided: {', '.join(undecided)}" if undecided else "more generations narrow the intervals"
+    return [f"{line}; {more}"]
 
 
 def markdown(result: Result) -> str:

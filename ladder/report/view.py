@@ -76,6 +76,7 @@ class Row(Clock):
     total_interval: Interval | None
     main_total: float | None  # without the lazy regularization phases
     advice: str  # ADOPT, SKIP, NO DIFFERENCE, ambiguous; "" where it was not left out
+    advice_clock: str = ""  # that decided it at the top
     sentence: str = ""  # what the rung does to the GPU's work and to the step
     receipts: str  # "ok", "not engaged", UNPROVED; "" where there are none
     rejected: int | None  # visits that were void and repeated
@@ -227,7 +228,8 @@ def _make_row(rung: RungResult, top: TopGain | None, mode: str, on_cpu: bool) ->
         total_interval=_pair(rung.total_interval) if whole else None,
         main_total=rung.main_speedup_total if whole else None,
         top_gain=top.gain if top else None, top_interval=_pair(top.interval) if top else None,
-        advice=top.advice if top else "", receipts=UNPROVED if is_unproved else receipts_word(rung),
+        advice=top.advice if top else "", advice_clock=top.clock if top else "",
+        receipts=UNPROVED if is_unproved else receipts_word(rung),
         rejected=sum(map(len, visits)) if visits else None, memory=peak and peak / GIB,
         allocated=rung.peak_allocated_bytes and rung.peak_allocated_bytes / GIB,
         device=device and device / GIB, gflop=inside.flops / 1e9 if inside and inside.flops else None,

@@ -76,27 +76,24 @@ def rung_of(result: Result, name: str) -> RungResult | None:
     return next((rung for rung in result.rungs if rung.name == name and rung.status == "ok"), None)
 
 
-def advice(result: Result, rung: RungResult) -> str:
-    """Return what a leave-one-out result advises about a rung.
+def advice(result: Result, rung: RungResult) -> tuple[str, str]:
+    """Return what a leave-one-out result advises about a rung, and the clock that decided.
 
     The step decides where it is sure, else GPU time (`plan.modes`), if the ladder without the rung is of the same
     kind. CUDA graphs save the time in which the GPU waits, so wall time alone decides about them.
     """
     whole = next((each for each in result.rungs if each.name == modes.ALL), None)
     by_gpu = whole is not None and rung.kind == whole.kind
-    return modes.choose_advice((rung.gpu_verdict or "") if by_gpu else "", rung.verdict or "")
+    verdicts = (rung.gpu_verdict or "") if by_gpu else "", rung.verdict or ""
+    return modes.choose_advice(*verdicts), modes.choose_clock(*verdicts)
 
 
 def top_gains(result: Result) -> dict[str, TopGain]:
     """Return, from a leave-one-out result, what each rung gains at the top, and what to do about it."""
-    return {
-        rung.name: TopGain(
-            gain=rung.gain.ratio,
-            interval=rung.gain.interval,
-            advice=advice(result, rung),
-            gpu_gain=rung.gpu_gain.ratio if rung.gpu_gain else None,
-            gpu_interval=rung.gpu_gain.interval if rung.gpu_gain else None,
-        )
-        for rung in result.rungs
-        if rung.gain and rung.verdict
-    }
+    gains = {}
+    for rung in result.rungs:
+        if rung.gain and rung.verdict:
+            word, clock = advice(result, rung)
+            gpu = (rung.gpu_gain.ratio, rung.gpu_gain.interval) if rung.gpu_gain else (None, None)
+            gains[rung.name] = TopGain(rung.gain.ratio, rung.gain.interval, word, clock, *gpu)
+    return gains

@@ -362,6 +362,7 @@ class TopGain(Record):
     gain: float
     interval: list[float] | None
     advice: str
+    clock: str = ""  # "GPU" or "step", which decided
     gpu_gain: float | None = None
     gpu_interval: list[float] | None = None
 

@@ -138,7 +138,7 @@ def test_the_recipe_is_a_file_that_a_training_takes(stored: Path, tmp_path: Path
     assert said.stdout.splitlines()[-2:] == [str(path), str(tmp_path / "a.md")]
     page = (tmp_path / "a.md").read_text()
     assert (
-        "| bf16 | ADOPT | GPU | 1.26x faster |" in page
+        r"| bf16 | ADOPT | GPU, cuda\_graphs ends the waiting | 1.26x faster |" in page
         and "- bf16: ADOPT: the GPU's work is 1.26x faster" in page
     )
 

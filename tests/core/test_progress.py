@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ladder.cli import climb
+from ladder.core import progress
 from ladder.core.paths import ROOT
 from tests.support import made_up
 from tests.support.typed import write_run
@@ -22,11 +23,14 @@ first = progress.First("tiny on cpu: 4 rungs, 3 generations, about 3 minutes", F
 with progress.show_bar("images", False, first) as images:
     for done in range(4): images(done, 3)
 first()
+progress.RUN_EVERY_S = 0.0
 with progress.ladder_progress("tiny on cpu", False) as tell:
-    for done in range(3):
-        common = {"rung": "channels_last", "round": done, "rounds": 3, "done": done, "total": 3, "left_s": 120.0}
-        tell({"event": "phase", "phase": "prepare", **common})
-        tell({"event": "visited", "step_ms": 12.5, **common, "done": done + 1})
+    common = {"event": "phase", "rung": "bf16", "done": 1, "total": 8, "elapsed_s": 10.0, "rounds": 3}
+    tell({**common, "phase": "parity", "round": None, "left_s": None})
+    tell({**common, "phase": "measure", "round": 0, "elapsed_s": 60.0, "left_s": 120.0})
+    tell({**common, "phase": "measure", "round": 3, "rounds": None, "rung": "bf16.twin", "left_s": 600.0})
+    tell({"event": "waiting", "done": 0, "total": 9, "elapsed_s": 0.0, "left_s": None})
+    tell({**common, "phase": "prove", "round": 2, "elapsed_s": 900.0, "left_s": 0.0})
     tell({"event": "failed", "rung": "bf16", "status": "failed", "reason": "it is [bold]wrong[/bold]"})
 """
 
@@ -55,16 +59,17 @@ def on_a_terminal(columns: int = 100, **env: str) -> str:
 LINES = [
     "tiny on cpu: 4 rungs, 3 generations, about 3 minutes",
     "images: 0/3",
-    "tiny on cpu: 0/3 visits  generation 1/3  channels_last  prepare  2 min left",
-    "tiny on cpu: 1/3 visits  generation 1/3  channels_last  12.5 ms  2 min left",
-    "tiny on cpu: 2/3 visits  generation 2/3  channels_last  12.5 ms  2 min left",
-    "tiny on cpu: 3/3 visits  generation 3/3  channels_last  12.5 ms  2 min left",
+    "tiny on cpu: 12%  first checks: comparing a step of bf16 with FP64",
+    "tiny on cpu: 33%  generation 1 of 3: timing bf16  2 min left",
+    "tiny on cpu: 33%  generation 4: timing bf16 once more  10 min left",
+    "tiny on cpu: 33%  waiting until another run on this device has ended",
+    "tiny on cpu: 99%  generation 3 of 3: comparing the timed step of bf16 with FP64  0 s left",
     "bf16: failed: it is [bold]wrong[/bold]",
 ]
 
 
-def test_a_log_gets_a_first_line_one_for_each_visit_and_now_and_then_what_is_done() -> None:
-    """Ten seconds lie between lines of what is done, so only the first of them is here."""
+def test_a_log_gets_a_first_line_and_now_and_then_what_goes_on_with_a_share_that_only_grows() -> None:
+    """Added generations and a wait take nothing of the share back. Images get a line in ten seconds: one, here."""
     run = subprocess.run([sys.executable, "-c", EVENTS], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stderr.splitlines() == LINES
 
@@ -76,8 +81,16 @@ def test_a_terminal_gets_a_bar_of_one_line_and_the_first_line(columns: int) -> N
     assert said.startswith(LINES[0]) and "\x1b" in said
     assert "it is [bold]wrong[/bold]" in said
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.removeprefix(LINES[0]))
-    assert "3/3" in plain and max(map(len, re.split(r"[\r\n]+", plain))) <= columns
+    assert "99%" in plain and max(map(len, re.split(r"[\r\n]+", plain))) <= columns
     assert "\x1b[1A\x1b[2K\x1b[1A" not in said  # two lines up: the mark of a bar of two
+
+
+def test_every_phase_of_the_engine_has_words() -> None:
+    sources = [
+        (ROOT / "ladder" / "engine" / name).read_text() for name in ("rounds.py", "run.py", "inspection.py")
+    ]
+    used = set(re.findall(r"""(?:on_phase\(.*|phase=|tell\()"(\w+)\"""", "\n".join(sources)))
+    assert used == {*progress.PHASES}
 
 
 # --- how long it takes ---

@@ -60,6 +60,9 @@ def test_a_gain_of_gpu_work_counts_where_a_later_rung_removes_the_waiting() -> N
     assert bf16.seen.interval[0] < 93.0 / 73.8 < bf16.seen.interval[1]
     assert bf16.reason.startswith("the GPU's work is 1.26x faster; ")
     assert bf16.reason.endswith("; cuda_graphs removes this waiting")
+    table = recommending.tabulate_rungs(recommend(stairs_of(two_clocks.run())))
+    by = {row[0]: row[2] for row in table.rows}
+    assert by["bf16"] == "GPU, cuda_graphs ends the waiting" and by["cuda_graphs"] == "step"
     assert found["cuda_graphs"].clock == "step" and "the GPU waits less" in found["cuda_graphs"].reason
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from ladder.core.errors import UserError
 from ladder.core.protocol import AMBIGUOUS, FASTER, LESS_THAN, SLOWER, TOO_FEW
+from ladder.core.text import fine_factor
 from ladder.plan import catalog, needs
 from ladder.report import tables as reporting
 from ladder.report import view as viewing
@@ -169,8 +170,25 @@ def test_the_advice_comes_from_leaving_the_rung_out_at_the_top(tmp_path, printed
         assert rows["bf16"].advice == "SKIP" and rows["fused_norm"].advice == "NO DIFFERENCE"
         assert rows["cuda_graphs"].advice == "ADOPT" and rows["cuda_graphs"].top_gain > 3
     assert rows_of(joined)["bf16"].seen.verdict == "slower" and rows_of(staircase)["bf16"].advice == ""
-    assert "NO DIFFERENCE" in "\n".join(printed(joined))
+    lines = {line.split()[0]: line for line in printed(joined) if line.strip()}
+    assert "NO DIFFERENCE" in lines["fused_norm"] and "SKIP: step 0." in lines["bf16"]
+    top = fine_factor(rows_of(joined)["cuda_graphs"].top_gain)
+    assert f"ADOPT: step {top} at top" in lines["cuda_graphs"]
     assert {row["advice"] for row in read_csv(joined)} >= {"ADOPT", "SKIP", "NO DIFFERENCE"}
+
+
+def test_a_run_that_goes_on_shows_times_alone_until_there_are_verdicts_then_who_lacks_one():
+    made = two_clocks.run()
+    (line,) = report.describe_interim(made)
+    assert line.endswith("; more generations narrow the intervals")
+    made["rungs"][2] |= {"verdict": AMBIGUOUS, "gpu_verdict": AMBIGUOUS}
+    (line,) = report.describe_interim(made)
+    assert line.endswith("6 of 7 verdicts; undecided: bf16")
+    for rung in made["rungs"][1:]:
+        rung |= {"verdict": TOO_FEW, "gpu_verdict": TOO_FEW}
+    first, heading, *times = report.describe_interim(made)
+    assert "times alone" in first and heading.split() == ["rung", "ms/step", "GPU", "ms"]
+    assert [line.split()[0] for line in times] == [rung["name"] for rung in made["rungs"]]
 
 
 # --- the sentence on a rung -------------------------------------------------------------------------------------------
