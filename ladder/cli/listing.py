@@ -170,7 +170,7 @@ def _render_rung(name: str) -> list[str]:
     ]
     here, changes = ranking.machines_here(), list[str]()
     others = sorted({path.name for path in RESULTS.glob("*") if path.is_dir()} - {*here})
-    rows = [["gpu", "workload", "ms/step", "GPU's work", "step", "compared", "advice", "file"]]
+    rows = [["gpu", "workload", "ms/step", "GPU's work", "step", "launches", "compared", "advice", "file"]]
     for machine in [*here, *others]:
         stored = ranking.stored(RESULTS, [machine])
         if machine in others:
@@ -180,16 +180,18 @@ def _render_rung(name: str) -> list[str]:
                 continue
             path, result = best
             timed = ranking.rung_of(result, name)
-            over, advice = f"over {timed.gain.against}" if timed.gain else "", ""
+            over, advice, launches = f"over {timed.gain.against}" if timed.gain else "", "", ""
+            against = ranking.rung_of(result, timed.gpu_gain.against) if timed.gpu_gain else None
+            before, after = (parts.parts_of(each) if each else None for each in (against, timed))
             if mode == modes.LEAVE_ONE_OUT:
                 over, advice = f"over {result.ladder.name} {timed.title}", ranking.advice(result, timed)[0]
+            elif after:
+                launches = f"{f'{before.launches:,.0f} to ' if before else ''}{after.launches:,.0f}"
             marks = ", not to be quoted" if publishable(result) else ""
             gpu, workload = result.machine.gpu or machine, result.workload["name"]
-            cells = (gpu, workload, texts.format_ms(timed.step_ms), *_answer(timed), over, advice)
+            cells = (gpu, workload, texts.format_ms(timed.step_ms), *_answer(timed), launches, over, advice)
             rows.append([*map(texts.clean_line, cells), f"{os.path.relpath(path)}{marks}"])
             if machine in here and mode == modes.CUMULATIVE and timed.gpu_verdict in (FASTER, SLOWER):
-                against = ranking.rung_of(result, timed.gpu_gain.against) if timed.gpu_gain else None
-                before, after = (parts.parts_of(each) if each else None for each in (against, timed))
                 if before and after:
                     changes = [f"  of GPU work here: {parts.made_of(before, after, CHANGES)}"]
     return [*lines, "", "Measured:", *_align(rows, "  "), *changes] if len(rows) > 1 else lines

@@ -118,20 +118,21 @@ def measure_ladder(submission: Submission) -> Path | None:
 
 
 def find_run(submission: Submission, folder: Path) -> tuple[Path | None, bool]:
-    """Return the newest result of this commit's ladder on this machine, and whether it is complete.
+    """Return the newest result of the whole ladder by this code on this machine, and whether it is complete.
 
-    A quick result counts only for a quick submission.
+    Who ran it does not matter: `make ladder` did, or a submission. A quick result counts only for a quick submission.
     """
-    runs = []
+    code, runs = code_digest.digests(submission.root), []
+    rungs = [step.name for step in catalog.load_ladder(climb.ARTICLE).rungs]
     for path in folder.glob(f"{submission.workload}-{climb.ARTICLE}-2*.json"):
         try:
             run = loading.load_run(path)
         except UserError:
             continue
         protocol, facts = run.protocol, submission.facts
-        ours = run.commit == submission.commit and not run.dirty and code_digest.is_known(run)
+        ours = run.measured_code == code and not run.dirty and run.images is None and not run.merged
         same = all(getattr(run.machine, key) == facts[key] for key in store.SERIES)
-        kind = run.ladder.name == climb.ARTICLE and not run.merged and not protocol.gpu_memory_limit_gb
+        kind = run.ladder.rungs == rungs and not protocol.gpu_memory_limit_gb
         if ours and same and kind and (submission.quick or not protocol.quick):
             runs.append((run.complete, run.started, path))
     return (max(runs)[2], max(runs)[0]) if runs else (None, False)

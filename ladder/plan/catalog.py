@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -268,12 +269,12 @@ def plan_climb(
     contradict each other.
 
     Raises:
-        UserError: ``only`` names a rung that is not in the ladder, a cumulative recipe is impossible, or a rung takes
-            back what one below it changed.
+        UserError: ``only`` names a rung that is not in the ladder, a cumulative recipe is impossible, or a rung changes
+            nothing or takes back what one below it changed.
     """
     picked = choose_names(list_order(ladder), only, f"ladder {ladder.name}", of_ladder=True)
     if not alone:
-        refuse_contradictions(ladder)
+        refuse_useless(ladder)
     recipe: Fields = {}
     planned = []
     for step in ladder.rungs:
@@ -296,15 +297,23 @@ def plan_climb(
     return planned
 
 
-def refuse_contradictions(ladder: Ladder) -> None:
-    """Raise `UserError` for two rungs that set one field of the recipe to different values.
+def refuse_useless(ladder: Ladder) -> None:
+    """Raise `UserError` for a rung that changes nothing, or that sets a field of the recipe to another value again.
 
-    The later would undo the earlier, and its gain or loss would be of both. It is refused on every machine, even on
-    one that can run only one of the two. A rung that rests on the earlier goes further on its field, and may.
+    The later of two would undo the earlier, and its gain or loss would be of both. It is refused on every machine, even
+    on one that can run only one of the two. A rung that rests on the earlier goes further on its field, and may.
     """
     setting: dict[str, tuple[str, Any]] = {}
-    for step in ladder.rungs:
+    usual = asdict(Recipe())
+    for below, step in itertools.pairwise([None, *ladder.rungs]):
         rung = load_rung(step.name)
+        if below and all(
+            setting.get(key, ("", usual[key]))[1] == value for key, value in rung.change.items()
+        ):
+            raise UserError(
+                f"ladder/rungs/{step.name}.py: in ladder {ladder.name} its recipe equals that of the rung before,"
+                f" {below.name}: change a field that no rung below it has"
+            )
         for field, value in rung.change.items():
             other, before = setting.get(field, (step.name, value))
             setting[field] = step.name, value

@@ -9,11 +9,11 @@ Why it should help. Every activation takes half the bytes. Tensor Cores run at t
 use for FP32 convolutions. BF16 has the exponent range of FP32, so unlike FP16 it needs no loss scaling. No step is
 skipped, and nothing must be synchronized to find out.
 
-When it does not. Autocast casts weights in every forward pass, and each cast is a kernel to launch: 3,900 a step
-instead of 3,400. At batch 8 on an H100 and an H200 the GPU's work shrank by a fifth, and the step did not. The GPU
-waited for the CPU half of the time, so the gain arrives with `cuda_graphs`, under another rung's name. PyTorch's
-double backward of a convolution is slower in BF16 too: R1 took 185 ms against 117 (results/archive/spellings). CPUs
-without BF16 instructions emulate it, slowly.
+When it does not. Autocast casts weights in every forward pass, and each cast is a kernel to launch, as the launches
+below show. At batch 8 on an H100 and an H200 the GPU's work shrank by a fifth, and the step did not. The GPU waited
+for the CPU half of the time, so the gain arrives with `cuda_graphs`, under another rung's name. PyTorch's double
+backward of a convolution is slower in BF16 too: R1 took 185 ms against 117 (results/archive/spellings). CPUs without
+BF16 instructions emulate it, slowly.
 """
 
 from ladder.receipts import FULL, Receipt, judge, share, total

@@ -5,7 +5,7 @@ lazy phases (path length, R1). A replay runs the same kernels on the same addres
 written before each replay into buffers that never move, and two replays see different numbers. Adam becomes
 `capturable`: its step count lives on the GPU. Code: `stylegan_lite/preparing.py`.
 
-Why it should help. An eager step launches 3,000 to 3,900 kernels, each from Python. At batch 8 a fast GPU finishes
+Why it should help. An eager step launches thousands of kernels, each from Python. At batch 8 a fast GPU finishes
 them before the CPU has launched the next, and waits. A replay is one call, and the gaps between kernels all but
 vanish. Here the rungs below pay off: BF16, channels_last and fusing made the kernels shorter, and only now does the
 step follow. On an H100 and an H200 the GPU waited for more than half of the step, and now for 1%. The scatter from

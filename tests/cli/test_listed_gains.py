@@ -4,6 +4,7 @@ import pytest
 
 from ladder.cli import listing
 from ladder.results import ranking
+from tests.report import test_explain
 from tests.support import two_clocks
 from tests.support.commands import call, refused, succeed
 from tests.support.typed import write_run
@@ -35,6 +36,13 @@ def test_a_newer_run_of_selected_rungs_does_not_pass_for_the_gain_of_a_rung(rows
     )
     listed = [line for line in succeed("list").stdout.splitlines() if line.startswith("  fused_act ")]
     assert "GPU 1.11x faster, step 1.12x faster" in listed[0]
+
+
+def test_the_launches_that_show_quotes_are_those_of_the_file(rows):
+    profiles = {"data_loading": test_explain.BEFORE, "fused_act": test_explain.AFTER}
+    row = next(line for line in rows("fused_act", whole=test_explain.run(**profiles)) if "whole.json" in line)
+    before, after = (sum(each["launches"] for each in of["families"]) for of, _ in profiles.values())
+    assert before != after and f"{before:,.0f} to {after:,.0f}" in row
 
 
 def test_other_gpus_are_shown_without_what_must_not_be_quoted(rows, monkeypatch):

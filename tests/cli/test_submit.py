@@ -23,7 +23,7 @@ from ladder.plan import catalog
 from ladder.publish.history import machines
 from ladder.publish.history import series as asvseries
 from ladder.publish.validation import asv_files, validate
-from ladder.results import judging, loading, record, store
+from ladder.results import code_digest, judging, loading, record, store
 from tests.support import asv_clone, committed, made_up_asv, typed
 from tests.support.commands import call
 from tests.support.repositories import commit_all, git
@@ -96,7 +96,14 @@ def fake_ladder(
         result["machine"] |= submission.facts
         preset = catalog.load_workload(submission.workload)[1]
         result["workload"] |= preset | {"name": submission.workload, "data": result["workload"]["data"]}
-        result["measured_code"] = {"kernels": "0" * 16}
+        result["measured_code"] = code_digest.digests(submission.root)
+        names = [step.name for step in catalog.load_ladder("article").rungs]
+        timed, missing = (
+            {rung["name"]: rung for rung in result["rungs"]},
+            {"status": "n/a", "reason": "no GPU"},
+        )
+        result["rungs"] = [timed.get(name, {"name": name, "title": name, **missing}) for name in names]
+        result["ladder"]["rungs"] = names
         result["protocol"] |= {"quick": quick, "rounds": 3 if complete else 9}
         stored = typed.run_of(result)
         path = request.resume or request.out / record.name_file(Path("none"), stored).relative_to("none")
@@ -160,13 +167,18 @@ def test_without_a_gpu_a_budget_is_kept_to_and_a_quick_run_is_not_enough_then(
     assert requests[0].resume is None and all(each.resume for each in requests[1:])
 
 
-def test_a_result_of_another_commit_or_machine_is_not_gone_on_with(
+def test_only_a_whole_run_of_this_code_and_machine_is_taken_up_even_of_an_earlier_commit(
     submission: Submission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_ladder(monkeypatch, submission)
     path = work.measure_ladder(submission)
     genuine = store.read(path)
-    for changes in ({"commit": "f" * 40}, {"dirty": True}):
+    write_run(path, genuine | {"commit": "f" * 40})  # its result was committed since
+    assert work.find_run(submission, path.parent) == (path, True)
+    some = genuine["ladder"] | {"rungs": genuine["ladder"]["rungs"][:3]}
+    images = {"count": 9, "digest": "0" * 16}
+    code = genuine["measured_code"] | {"kernels": "0" * 16}
+    for changes in ({"measured_code": code}, {"dirty": True}, {"images": images}, {"ladder": some}):
         write_run(path, genuine | changes)
         assert work.find_run(submission, path.parent) == (None, False)
     write_run(path, genuine)

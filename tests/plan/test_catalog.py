@@ -211,6 +211,13 @@ def test_a_new_rung_is_a_file_and_a_line_of_yaml(tmp_path, monkeypatch):
     assert planned[1].recipe == {"modconv": "grouped"}
     assert "ladder/rungs/typo.py" in refusal(catalog.load_rung, "typo")
     assert "docstring" in refusal(catalog.load_rung, "bare")
+    for name, text in {"same": '{"fused_norm": True}', "none": "{}", "default": '{"compile": "off"}'}.items():
+        mine = (tmp_path / "mine.py").read_text()
+        (tmp_path / f"{name}.py").write_text(mine.replace('{"modconv": "grouped"}', text))
+        (tmp_path / "my.yaml").write_text(f"rungs: [baseline, fused_norm, {name}]\n")
+        for able in (EVERYTHING, NO_GPU):  # on each machine, before anything is measured
+            line = refusal(catalog.plan_climb, catalog.load_ladder(str(tmp_path / "my.yaml")), able)
+            assert f"ladder/rungs/{name}.py" in line and "equals that of the rung before, fused_norm" in line
     (tmp_path / "silent.py").write_text('"""Silent."""\ntitle = "silent"\nchange = {}\nneeds = ()\n')
     assert "receipt" in refusal(catalog.load_rung, "silent")
 

@@ -119,6 +119,21 @@ def render_run(committed: Committed, name: str) -> str:
     return render(replace(table, notes=(), rows=[table.rows[k] for k in order]), cite(committed, result))
 
 
+def render_parts(committed: Committed, machine: str) -> str:
+    """Return what a batch of 32 costs in four parts, and in four steps of 8, over one step of 32."""
+    places = [
+        ("article-b32/accumulation", "fused_modulation"),
+        ("article-b32/accumulation", "accumulate_4"),
+        ("article/full", "fused_modulation"),
+    ]
+    steps = [ranking.rung_of(committed.find_ladder(f"{machine}/{run}"), rung) for run, rung in places]
+    whole, in_parts, small = (step.step_ms or 0.0 if step else 0.0 for step in steps)
+    return (
+        f"Four parts cost {in_parts / whole - 1:.0%}. Four steps at batch 8 cost {4 * small / whole - 1:.1%} more than"
+        " one at batch 32, so most of it is the smaller batch."
+    )
+
+
 def render_gpus(committed: Committed) -> str:
     """Return the article's ladder on every GPU, with a row of the ladder `full` and of NVIDIA's own step."""
     blocks: list[str] = []
