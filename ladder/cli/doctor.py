@@ -173,16 +173,8 @@ def choose_next(device: str, facts: Machine, rungs: int) -> Next:
 
 
 def check_packages() -> list[Check]:
-    """Check that `kernels` is this project's folder, not PyPI's unrelated package, and what else is installed."""
-    spec = importlib.util.find_spec("kernels")
-    if spec is not None and spec.origin and Path(spec.origin).resolve() == ROOT / "kernels" / "__init__.py":
-        checks = [Check("kernels", "ok", "this project's")]
-    else:
-        detail = (
-            "another package named `kernels` shadows this project's" if spec else "its folder is not found"
-        )
-        remedy = "pip uninstall kernels, or run from the root of the checkout: python -m ladder"
-        checks = [Check("kernels", "missing", detail, remedy)]
+    """Check what is installed."""
+    checks: list[Check] = []
     for module, lost in PACKAGES.items():
         if importlib.util.find_spec(module) is None:
             status = "missing" if module in NEEDED else "warning"
@@ -190,7 +182,7 @@ def check_packages() -> list[Check]:
     old = [line.partition(": ") for line in map(bounds.describe_older, bounds.read_oldest_versions()) if line]
     checks += [Check("packages", "warning", detail, remedy) for detail, _, remedy in old]
     usual = f"torch {bounds.find_version('torch')} and the others are installed"
-    return checks if len(checks) > 1 else [*checks, Check("packages", "ok", usual)]
+    return checks or [Check("packages", "ok", usual)]
 
 
 def check_gpu(triton: str | None) -> list[Check]:

@@ -295,6 +295,9 @@ def compare(before: Path, after: Path, anyway: bool, as_json: bool) -> None:
     """
     from ladder.results.combine import comparing
 
+    if not any(path.exists() or path.suffix == ".json" for path in (before, after)):
+        command = starting.name_program(f"`ladder bench-compare --base {before} --head {after}`")
+        raise UserError(f"{before}, {after}: no files of results; two commits are compared by {command}")
     if comparing.show(before, after, anyway, as_json):
         sys.exit(1)
 

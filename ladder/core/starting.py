@@ -47,7 +47,8 @@ def shorten_path(path: object) -> str:
 def check_python() -> None:
     """Refuse a Python that is too old, an installation without its checkout, and a missing package.
 
-    Each ends the program with one line and status 2.
+    Each ends the program with one line and status 2. The checkout's packages go before installed ones of their names:
+    PyPI has an unrelated `kernels`.
     """
     python = shorten_path(sys.executable)
     if sys.version_info < OLDEST:
@@ -59,6 +60,7 @@ def check_python() -> None:
         _refuse_start(
             f"ladder: {shorten_path(ROOT)} is no checkout, and has no ladders and workloads: {helps}"
         )
+    sys.path.insert(0, str(ROOT))
     before = sys.excepthook
 
     def report_missing(kind, error, trace):  # type: ignore[no-untyped-def]

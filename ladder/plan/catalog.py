@@ -30,6 +30,10 @@ HERE = ROOT / "ladder"
 WORKLOADS, LADDERS, RUNGS = HERE / "workloads", HERE / "ladders", HERE / "rungs"
 KEYS = ("title", "reference", "rungs", "rival")  # of a ladder's file
 MOST_RESOLUTION = 4096  # four times StyleGAN2's largest: beyond, sample images alone take hours and terabytes
+MOST_NUMBER = 10**8  # of any field
+MOST_BYTES = (
+    2**46
+)  # 64 TiB of weights, or of activations of one layer a resolution: more than any machine has
 
 
 @dataclass(frozen=True)
@@ -117,18 +121,38 @@ def load_workload(name_or_path: str) -> tuple[str, Fields]:
     path = _resolve_path(name_or_path, WORKLOADS, "workload", list_workloads())
     where = yamlfile.show_path(path)
     try:
-        workload = Workload.from_dict(yamlfile.read_yaml(path), where=where).to_dict()
+        checked = Workload.from_dict(yamlfile.read_yaml(path), where=where)
     except ConfigError as error:
         raise UserError(str(error)) from None
-    if workload["resolution"] > MOST_RESOLUTION:
-        raise UserError(
-            f"{where}: resolution must be at most {MOST_RESOLUTION}, got {workload['resolution']}"
-        )
+    refuse_size(checked, where)
+    workload = checked.to_dict()
     if workload["data"] is not None:
         workload["data"] = str((path.parent / Path(workload["data"]).expanduser()).resolve())
     name, content = _make_slug(path), of_workload(workload)
     is_preset = path.parent == WORKLOADS or of_a_preset(name) in (None, content)
     return name if is_preset else f"{name}-{content}", workload
+
+
+def refuse_size(workload: Workload, where: str) -> None:
+    """Raise `UserError`, one line, for a workload that fits no machine."""
+    for key, value in workload.to_dict().items():
+        most = MOST_RESOLUTION if key == "resolution" else MOST_NUMBER
+        if isinstance(value, int | float) and value > most:
+            raise UserError(f"{where}: fits no machine: {key} must be at most {most}, got {value}")
+    channels = {resolution: workload.fmaps(resolution) for resolution in workload.resolutions}
+    sizes = {
+        "mapping_layers, z_dim, w_dim": workload.mapping_layers
+        * workload.w_dim
+        * max(workload.z_dim, workload.w_dim),
+        "channel_base, channel_max": sum(9 * number**2 for number in channels.values()),
+        "batch": workload.batch * sum(number * resolution**2 for resolution, number in channels.items()),
+    }
+    largest = max(sizes, key=lambda key: sizes[key])
+    if 4 * sizes[largest] > MOST_BYTES:
+        size = 4 * sizes[largest] / 2**40
+        raise UserError(
+            f"{where}: fits no machine: {largest}: {size:,.0f} TiB of numbers: choose smaller ones"
+        )
 
 
 def load_recipe(path: str, names: list[str]) -> Fields:

@@ -1,6 +1,5 @@
 """`ladder doctor` on machines that are not this one."""
 
-import importlib.util
 from types import SimpleNamespace
 
 import msgspec
@@ -66,15 +65,6 @@ def test_a_gpu_that_torch_cannot_use_blocks_and_says_what_helps(monkeypatch):
     found = examine()
     assert "pip install torch" in found.blocked
     assert len(skipped(found)) == 8
-
-
-def test_another_package_named_kernels_is_named(monkeypatch):
-    real = importlib.util.find_spec
-    other = SimpleNamespace(origin="/usr/lib/python3/site-packages/kernels/__init__.py")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: other if name == "kernels" else real(name))
-    found = examine("cpu")
-    assert check(found, "kernels").status == "missing" and "shadows" in found.blocked
-    assert "python -m ladder" in check(found, "kernels").remedy
 
 
 def test_an_old_torch_is_a_warning_and_no_refusal(monkeypatch):

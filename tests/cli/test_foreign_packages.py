@@ -84,6 +84,19 @@ def test_an_environment_inside_of_the_checkout_is_elsewhere(monkeypatch: pytest.
         assert "no package kernels of" in of(kernels=site)
 
 
+@pytest.mark.parametrize("name", ["kernels", "stylegan_lite", "benches"])
+def test_the_console_command_takes_the_checkouts_packages_before_installed_ones(
+    name: str, tmp_path: Path
+) -> None:
+    """An editable installation stands at the end of the path, behind PyPI's `kernels`."""
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("")
+    code = f"import ladder.__main__ as command; command.starting.check_python(); import {name}; print({name}.__file__)"
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert run.stdout.strip() == str(ROOT / name / "__init__.py"), run.stderr
+
+
 @pytest.mark.parametrize("name", ["kernels", "stylegan_lite"])
 def test_asv_takes_the_measured_packages_from_the_commit_alone(name: str, tmp_path: Path) -> None:
     (tmp_path / "commit").mkdir()

@@ -11,7 +11,9 @@ import yaml
 
 from ladder.core.errors import UserError
 from ladder.plan import catalog, modes, needs
+from stylegan_lite.config import Workload
 from tests.support.commands import call, refused
+from tests.support.small import LEAST
 
 EVERYTHING = dict.fromkeys(needs.NEEDS)
 NO_GPU = {need: None if need == "bf16" else "needs a CUDA GPU" for need in needs.NEEDS}
@@ -89,6 +91,11 @@ BAD = {
     "a bad date": ("resolution: 2001-99-99\n", []),
     "too large": ("# " + "x" * 70_000 + "\n", ["KiB"]),
     "absurd resolution": ("resolution: 65536\nchannel_base: 65536\nbatch: 4\n", ["resolution", "4096"]),
+    "more than a machine has": ("resolution: 64\nchannel_base: 2048\nbatch: 100000000\n", ["batch", "TiB"]),
+    "a deep mapping": (
+        "resolution: 64\nchannel_base: 2048\nbatch: 4\nmapping_layers: 100000000\n",
+        ["mapping_layers", "TiB"],
+    ),
     "infinite": ("resolution: 64\nchannel_base: 2048\nbatch: 4\nlr: .inf\n", ["lr"]),
 }
 
@@ -220,6 +227,17 @@ def test_a_new_rung_is_a_file_and_a_line_of_yaml(tmp_path, monkeypatch):
             assert f"ladder/rungs/{name}.py" in line and "equals that of the rung before, fused_norm" in line
     (tmp_path / "silent.py").write_text('"""Silent."""\ntitle = "silent"\nchange = {}\nneeds = ()\n')
     assert "receipt" in refusal(catalog.load_rung, "silent")
+
+
+NUMBERS = [key for key, value in Workload.from_dict(LEAST).to_dict().items() if type(value) in (int, float)]
+
+
+@pytest.mark.parametrize("key", [*NUMBERS, "r1_gamma", "conv_clamp"])
+def test_a_workload_of_trillions_is_refused_by_name(key, tmp_path):
+    """In any of its numbers, before anything is built."""
+    (tmp_path / "w.yaml").write_text("".join(f"{k}: {v}\n" for k, v in (LEAST | {key: 10**12}).items()))
+    line = refusal(catalog.load_workload, str(tmp_path / "w.yaml"))
+    assert "w.yaml" in line and key in line and "\n" not in line
 
 
 def test_a_recipe_contains_the_rungs_whose_whole_change_it_carries():

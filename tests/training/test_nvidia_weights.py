@@ -117,6 +117,33 @@ def test_state_dicts_of_a_wrapped_network_are_read(converted: Path, tmp_path: Pa
     assert same(one["kept"]["G_ema"], other["kept"]["G_ema"])
 
 
+@pytest.mark.parametrize("kind", ["pickle", "states"])
+def test_an_averaged_generator_alone_draws_the_same_images(
+    kind: str, source: Path, converted: Path, tmp_path: Path
+) -> None:
+    """A file that people pass on often has no more. What is missing begins anew, and a note says so."""
+    alone = tmp_path / "alone.pkl"
+    if kind == "pickle":
+        theirs.write(alone, {"G_ema": theirs.networks()["G_ema"]})
+    else:
+        succeed("convert", converted, alone)
+        states = torch.load(alone, weights_only=True)
+        torch.save({key: states[key] for key in ("G_ema", "kwargs")}, alone)
+    said = succeed("convert", alone, tmp_path / "ours.pt").output
+    assert "no G in the file: it begins as G_ema" in said and "no D in the file" in said
+    whole, part = (checkpoint.load_checkpoint(path) for path in (converted, tmp_path / "ours.pt"))
+    assert same(whole["state"]["G_ema"], part["state"]["G"]) and part["workload"] == whole["workload"]
+    for path in (converted, tmp_path / "ours.pt"):
+        succeed("sample", path, "--seeds", "0-1", "--device", "cpu", "--out", tmp_path / path.parent.name)
+    drawn = [
+        (tmp_path / path.parent.name / "seed0001.png").read_bytes()
+        for path in (converted, tmp_path / "ours.pt")
+    ]
+    assert drawn[0] == drawn[1]
+    step = make_step(part["workload"], {}, device="cpu")
+    step.D.load_state_dict(part["state"]["D"])  # a training can begin from it
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -192,7 +219,7 @@ REFUSED = [
     (_tensor("D.b8.conv0.more", torch.ones(1)), r"D: another architecture .*: it has b8\.conv0\.more"),
     (_tensor("D.b8.conv0.bias", torch.ones(8).half()), r"\[8\] float32 is expected, not \[8\] float16"),
     (_tensor("G_ema.mapping.fc0.weight", torch.ones(5, 9)), r"G_ema\.mapping\.fc0\.weight: \[5, 6\] float32 is"),
-    (lambda made: made.pop("D"), r"has no D: G, D and G_ema are needed, there are: G, G_ema, augment_pipe"),
+    (lambda made: made.pop("G_ema"), r"has no G_ema, the averaged generator; there are: G, D, augment_pipe"),
     (lambda made: made.update(D=None), r"D is no network"),
     (
         lambda made: made["G"]["synthesis"].modules.update(input=theirs.Module("SynthesisInput", {})),

@@ -20,6 +20,7 @@ from ladder.training.checkpoint import Content, State, Tensors
 from ladder.training.nvidia import names, pickles
 from ladder.training.nvidia.pickles import Record
 from stylegan_lite.config import ConfigError, Recipe, Workload
+from stylegan_lite.networks import Discriminator
 
 ZIP = b"PK\x03\x04"  # the first bytes of torch.save's files
 FP16_RESOLUTIONS = 4  # of NVIDIA's networks that clamp
@@ -111,7 +112,7 @@ INSTEAD = {
     b"\x1f\x8b": "compressed by gzip: unpack it first",
 }
 MAGIC = torch.serialization.MAGIC_NUMBER
-NEITHER = "no network pickle, no state dicts of G, D and G_ema, and no checkpoint of `ladder train`"
+NEITHER = "no network pickle, no state dicts with G_ema, and no checkpoint of `ladder train`"
 
 
 def _load_tensors(path: Path) -> Any:
@@ -124,30 +125,43 @@ def _load_tensors(path: Path) -> Any:
 
 
 def convert_from_nvidia(path: str, content: Mapping[str, Any]) -> Converted:
-    """Return the checkpoint of NVIDIA's networks, pickled ones or state dicts."""
-    for label in names.NETWORKS:
-        if label not in content:
-            there = ", ".join(clean_line(str(key))[:20] for key in [*content][:6])
-            raise UserError(
-                f"{path}: has no {label}: G, D and G_ema are needed, there are: {there or 'none'}"
-            )
-    pickled = isinstance(content["G"], Record)
+    """Return the checkpoint of NVIDIA's networks, pickled ones or state dicts. Most people pass on `G_ema` alone."""
+    if "G_ema" not in content:
+        there = ", ".join(clean_line(str(key))[:20] for key in [*content][:6])
+        raise UserError(f"{path}: has no G_ema, the averaged generator; there are: {there or 'none'}")
+    pickled = isinstance(content["G_ema"], Record)
     dropped = [name for name in DROPPED if content.get(name) is not None]
     notes = [f"dropped: {', '.join(dropped)}"] if dropped else []
+    labels = [label for label in names.NETWORKS if label in content]
     if pickled:
-        networks = {label: read_network(f"{path}: {label}", content[label]) for label in names.NETWORKS}
+        networks = {label: read_network(f"{path}: {label}", content[label]) for label in labels}
         attributes = read_attributes(path, networks)
     else:
-        networks = {label: _read_state(f"{path}: {label}", content[label]) for label in names.NETWORKS}
+        networks = {label: _read_state(f"{path}: {label}", content[label]) for label in labels}
         attributes = _read_kwargs(path, content.get(KWARGS))
         if KWARGS not in content:
             notes.append("no kwargs beside the state dicts: taken are conv_clamp none, mbstd_group 4")
     workload = derive_workload(path, networks, attributes)
+    if "G" not in networks:
+        notes.append("no G in the file: it begins as G_ema")
+        networks["G"] = networks["G_ema"]
+    if "D" not in networks:
+        notes.append("no D in the file: a new one, which was never trained")
+        networks["D"] = _begin_discriminator(workload)
     if networks["D"].frozen:
         notes.append(f"{len(networks['D'].frozen)} tensors of D were frozen (Freeze-D); here all are trained")
     notes.append(f"batch {workload.batch}, rates and R1 weight are this project's: the file does not say")
     notes.append("optimizers start fresh: the file has no moments")
     return Converted(_make_checkpoint(workload, networks), workload, True, tuple(notes))
+
+
+def _begin_discriminator(workload: Workload) -> Network:
+    """Return a discriminator with random weights, always the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        ours = Discriminator(workload, Recipe()).state_dict()
+    weights = {theirs: ours[mine] for theirs, mine in names.map_weights("D", workload).items()}
+    return Network(weights | names.make_buffers("D", workload), {})
 
 
 def _read_state(where: str, state: object) -> Network:
@@ -278,6 +292,8 @@ def read_attributes(path: str, networks: dict[str, Network]) -> Attributes:
         if len(values) > 1:
             shown = ", ".join(sorted(map(repr, values)))[:80]
             raise UserError(f"{path}: {key} differs between layers: {shown}")
+    if not values_of["group_size"]:  # a file without D
+        values_of["group_size"].add(Attributes.mbstd_group)
     clamp, group, beta = (next(iter(values), None) for values in values_of.values())
     return Attributes(clamp, WHOLE if group is None else group, beta)  # type: ignore[arg-type]  # `Workload.from_dict` checks the types
 
@@ -309,7 +325,7 @@ def _refuse_record(where: str, record: Record, name: str) -> None:
 
 def derive_workload(path: str, networks: dict[str, Network], attributes: Attributes) -> Workload:
     """Return the workload that fits the tensors. Raises UserError, one line, where none does."""
-    G = networks["G"].tensors
+    G = networks.get("G", networks["G_ema"]).tensors
     if any(name.startswith("synthesis.input") for name in G):
         raise UserError(f"{path}: G: {NOT_READ}: an alias-free generator of StyleGAN3")
     for label, each in networks.items():

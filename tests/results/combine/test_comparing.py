@@ -8,6 +8,7 @@ from ladder.core.errors import UserError
 from ladder.results.combine import comparing
 from tests.cli.test_cli import call
 from tests.support import made_up, two_clocks
+from tests.support.commands import refused
 from tests.support.typed import Reading, write_run
 
 comparing = Reading(comparing)
@@ -25,6 +26,12 @@ def test_only_what_changed_is_called_changed():
     changed = verdicts_of(before, after)
     assert changed["fused_act"] == "slower" and changed["cuda_graphs"] == "faster"
     assert changed["baseline"] == "slower" and changed["data_loading"] == "less than"
+
+
+def test_two_commits_in_place_of_files_name_the_command_that_compares_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "`ladder bench-compare --base main --head HEAD`" in refused("compare", "main", "HEAD")
+    assert "bench-compare" not in refused("compare", "no.json", "other.json")
 
 
 def test_what_is_not_comparable_is_refused_unless_told_to():
