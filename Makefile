@@ -46,12 +46,17 @@ bench-compare:  ## is commit HEAD slower than BASE, on this device? exit status 
 
 # Whatever a recipe ends with, make ends with 2; with 1 only where -q finds something to do. So the comparison runs while
 # this file is read (not with -n), and "slower" switches -q on. A shell that says no status has compared nothing: 2.
+# A make that gets a signal leaves such a shell alone, or waits for it: no longer does it catch the same signals. Then
+# a watch ends the comparison, which saves what it has.
 ifeq ($(MAKECMDGOALS)$(findstring n,$(firstword -$(MAKEFLAGS))),bench-compare)
-COMPARED := $(shell { $(if $(READY),$(MAKE) --no-print-directory PYTHON=$(call quoted,$(PYTHON)) $(READY) &&) $(PY) -m ladder \
+COMPARED := $(shell { ($(if $(READY),$(MAKE) --no-print-directory PYTHON=$(call quoted,$(PYTHON)) $(READY) &&) exec $(PY) -m ladder \
   bench-compare --base $(call quoted,$(or $(BASE),main)) --head $(call quoted,$(or $(HEAD),HEAD)) \
   $(if $(RUNGS),--rungs $(call quoted,$(RUNGS))) $(if $(WORKLOAD),--workload $(call quoted,$(WORKLOAD))) \
   $(if $(GENERATIONS)$(ROUNDS),--generations $(call quoted,$(or $(GENERATIONS),$(ROUNDS)))) $(if $(BUDGET),--budget $(call quoted,$(BUDGET))) \
-  $(ARGS); } >&2; echo $$?)
+  $(ARGS)) & compared=$$!; \
+  { caught=$$(grep SigCgt /proc/$$PPID/status); while kill -0 $$PPID && kill -0 $$compared && \
+  test "$$(grep SigCgt /proc/$$PPID/status)" = "$$caught"; do sleep 1; done; kill -TERM $$compared; } 2>/dev/null & \
+  wait $$compared; } >&2; echo $$?)
 ifeq ($(COMPARED),1)
 MAKEFLAGS += -q
 endif

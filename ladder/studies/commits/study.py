@@ -235,7 +235,7 @@ def open_sitting(session: Session) -> Iterator[Sitting]:
     from ladder.engine.rounds import Interleaved
 
     job, case = session.job, next(iter(session.file.cases.values()))
-    with checkouts.checked_out([case.base.commit, case.head.commit]) as (base, head):
+    with stop_on_sigterm(), checkouts.checked_out([case.base.commit, case.head.commit]) as (base, head):
         code = {BASE: base, record.TWIN: base, HEAD: head}
         programs = [
             Program(f"{rung} {side}", rung, side, job.workload, recipe, code[side])
@@ -246,7 +246,7 @@ def open_sitting(session: Session) -> Iterator[Sitting]:
             job.device, cycles=record.CYCLES, seed=job.options.seed, torch=job.device == "cuda",
             on_wait=lambda: session.report("waiting for another run on this device"),
         )  # fmt: skip
-        with contextlib.closing(rounds), stop_on_sigterm():
+        with contextlib.closing(rounds):
             yield Sitting(programs, rounds)
 
 

@@ -1,9 +1,12 @@
 """Two commits side by side: verdicts from rounds, exit statuses, and the command itself with code that sleeps."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -268,4 +271,36 @@ def test_make_ends_with_the_status_of_the_comparison(tmp_path: Path) -> None:
     files = sorted((tmp_path / "results" / "compare").rglob("*.json"))
     assert len(files) == 2 and all(file.with_suffix(".md").is_file() for file in files)
     assert frame.read_file(STUDY, files[0]).is_complete
+    assert git(tmp_path, "worktree", "list").count("\n") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_killed_make_ends_the_comparison_which_leaves_nothing_half_written(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """The signal comes to make alone, as from a script or a supervisor."""
+    if not shutil.which("make"):
+        pytest.skip("make is not installed")
+    make_toy(tmp_path)
+    command = ["make", "bench-compare", "NO_VENV=1", f"PYTHON={sys.executable}", "BASE=fast", "HEAD=slow"]
+    command += ["RUNGS=baseline", "ROUNDS=90", "ARGS=--device cpu"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as make:
+        assert make.stderr is not None
+        next(line for line in make.stderr if "two commits" in line)
+        make.send_signal(number)
+        make.stderr.read()  # until all that could write to it has ended
+    for _ in range(100):
+        try:
+            os.killpg(make.pid, 0)
+            time.sleep(0.1)
+        except ProcessLookupError:
+            break
+    else:
+        pytest.fail("the group of processes lives on")
+    files = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} <= {".json", ".md"}
+    assert all(frame.read_file(STUDY, path).observed is not None for path in files if path.suffix == ".json")
     assert git(tmp_path, "worktree", "list").count("\n") == 0
