@@ -122,6 +122,14 @@ def budget_option(default: str, flag: str = "--budget") -> Any:
     )  # fmt: skip
 
 
+def report_option(newest: str) -> Any:
+    """Return `--report` of a study, whose value is `newest` where no file is named."""
+    return click.option(
+        "--report", metavar="[FILE]", is_flag=False, flag_value=newest,
+        help="Measure nothing: show this stored result, or the newest with the options given.",
+    )  # fmt: skip
+
+
 device_option = click.option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),

@@ -16,10 +16,10 @@ from typing import Any
 from ladder.core.errors import UserError
 from ladder.core.protocol import FASTER, INSIDE, SLOWER
 from ladder.core.text import clean_line, escape_markdown
-from ladder.plan import catalog, content, modes
+from ladder.plan import catalog, modes
 from ladder.report import view
 from ladder.results import derive, judging, loading, parts, ranking
-from ladder.results.combine import comparing
+from ladder.results.combine import comparing, series
 from ladder.results.parts import OVERLAP, Parts, Work
 from ladder.results.run import Result, RungResult
 from ladder.results.words import UNDECIDED, Seen, word
@@ -138,26 +138,23 @@ def _read_side(path: Path, result: Result, name: str | None) -> Side:
 
 
 def _choose_best(names: Sequence[str], workload: str | None, folder: Path) -> ranking.Stored:
-    """Return the result that `ladder report` would choose among those with profiles of both rungs.
+    """Return the result that `ladder recommend` chooses, among those with profiles of both rungs."""
+    known: dict[str, None] = {}
 
-    A result of this machine stands before the others.
-    """
-    fields = content.of_workload(catalog.load_workload(workload)[1]) if workload else None
-    machines, here = sorted(each.name for each in folder.glob("*") if each.is_dir()), ranking.machines_here()
-    runs, known = dict[tuple[object, ...], ranking.Stored](), dict[str, None]()
-    for path, result in ranking.stored(folder, machines):
-        if fields is None or content.of_workload(result.workload) == fields:
-            known |= dict.fromkeys(rung.name for rung in result.rungs)
-            rungs = [ranking.rung_of(result, name) for name in names]
-            if all(rung and parts.parts_of(rung) for rung in rungs):
-                is_staircase = ranking.mode(result) == ranking.CUMULATIVE
-                rank = (result.machine.name in here, is_staircase, *ranking.standing(result))
-                runs.setdefault(rank, (Path(os.path.relpath(path)), result))
-    if not runs:
+    def has_profiles(result: Result) -> bool:
+        known.update(dict.fromkeys(rung.name for rung in result.rungs))
+        rungs = [ranking.rung_of(result, name) for name in names]
+        return all(rung is not None and parts.parts_of(rung) is not None for rung in rungs)
+
+    given = catalog.load_workload(workload) if workload else None
+    try:
+        chosen = series.find_nearest(folder, given, has_profiles)
+    except UserError:
         of, place = f" of workload {workload}" if workload else "", os.path.relpath(folder)
         hint = next((suggestion(name, known) for name in names if known and name not in known), "")
-        raise UserError(f"{place}: no result{of} has a profile of both {' and '.join(names)}{hint}")
-    return runs[max(runs)]
+        raise UserError(f"{place}: no result{of} has a profile of both {' and '.join(names)}{hint}") from None
+    path, result = chosen.staircase or chosen.left_out  # type: ignore[misc]
+    return Path(os.path.relpath(path)), result
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ from ladder.studies.base import Session as Session
 from ladder.studies.base import Study as Study
 from ladder.studies.base import StudyFile as StudyFile
 
+NEWEST = "the newest"  # stands for --report without a file
+
 
 @functools.cache
 def load_studies() -> dict[str, AnyStudy]:
@@ -291,6 +293,7 @@ class Request:
     resume: Path | None = None
     budget: float | None = None
     as_json: bool = False
+    report: str | None = None
 
 
 def resolve_job(study: AnyStudy, options: Any, request: Request, machine: dict[str, Any]) -> Job:
@@ -457,13 +460,57 @@ def run_request(study: AnyStudy, options: Any, request: Request) -> int:
     return run_study(study, resolve_job(study, options, request, system.describe_machine(device)))
 
 
+def report_request(study: AnyStudy, options: Any, request: Request) -> int:
+    """Print a stored result and return 0: the file of --report, else the newest with the options that the user gave.
+
+    That is one of this machine, else one of the machine nearest to it; a line says whose it is.
+
+    Raises:
+        UserError: no such result, or an option that has no effect.
+    """
+    from ladder.plan import catalog
+    from ladder.results.combine import series
+
+    idle = ("device", "data", "budget", "resume")
+    shared.refuse_idle("has no effect: --report measures nothing", *idle)
+    if request.report != NEWEST:
+        path = Path(request.report or "").expanduser()
+        file = read_file(study, path)
+        line = f"for {text.clean_line(file.machine.gpu or file.machine.cpu)}, from the file that you named"
+    else:
+        given, folder = shared.list_given(options), request.out or ROOT / "results" / study.folder
+        workload = catalog.load_workload(request.workload)[0] if request.workload else None
+        files: list[tuple[Path, AnyFile]] = []
+        for each in sorted(folder.glob("*.json")):
+            with contextlib.suppress(UserError):
+                files.append((each, read_file(study, each)))
+        files = [
+            (each, file) for each, file in files
+            if workload in (None, (file.workload or {}).get("name"))
+            and all(getattr(file.options, name) == value for name, value in given.items())
+        ]  # fmt: skip
+        if not files:
+            raise UserError(f"{shorten_path(folder)}: no such result: `ladder {study.name}` measures one")
+        near = series.list_nearest(files)
+        path, file = max(near.files, key=lambda each: each[1].started)
+        line = f"{near.describe(file)}: {shorten_path(path)}"
+    click.echo(line, err=request.as_json)
+    show_result(study, file, [], request.as_json)
+    return 0
+
+
 def study_command(study: AnyStudy) -> click.Command:
     """Return the command of a study: its options are the fields of `Options`, with the frame's own behind them."""
 
     def call(options: Any, **values: Any) -> None:
         if (status := study.answer(options)) is not None:
             sys.exit(status)
-        sys.exit(run_request(study, options, Request(**values)))
+        request = Request(**values)
+        sys.exit(
+            report_request(study, options, request)
+            if request.report
+            else run_request(study, options, request)
+        )
 
     default = f"{study.default_workload['cuda']} on a GPU, {study.default_workload['cpu']} on the CPU"
     budget = "no limit" if study.gpu_minutes is None else f"{study.gpu_minutes:g}; CPU: no limit"
@@ -473,6 +520,7 @@ def study_command(study: AnyStudy) -> click.Command:
         *([shared.data_option] if study.uses_images else []),
         *([] if has_minutes else [shared.budget_option(budget, study.budget_flag)]),
         *(shared.device_option, shared.resume_option, shared.out_option(f"results/{study.folder}")),
+        *([] if "report" in study.types[0].__struct_fields__ else [shared.report_option(NEWEST)]),
         shared.json_option,
     ]
     return shared.make_command(study.name, study.types[0], call, study.help, study.examples, extra)

@@ -76,7 +76,7 @@ def test_the_same_gpu_in_another_host_then_any_gpu_is_named(
     cpu = made_up.cpu_run() | {"started": "2026-11-24T00:00:00+00:00"}
     put(stored, cpu)
     this_machine(monkeypatch, "nvidia-h100")
-    said = "no result of this machine (nvidia-h100) yet: this is advice for "
+    said = "no result of this machine (nvidia-h100) yet: this is of "
     assert first() == said + "Intel(R) Xeon(R) Processor @ 2.60GHz"
     quick = a_run()
     quick["protocol"]["quick"] = True

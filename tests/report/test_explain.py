@@ -279,6 +279,12 @@ def test_without_a_file_the_newest_with_profiles_is_taken(
 ) -> None:
     assert told("data_loading", "fused_act")["before"]["file"].endswith("other.json")
     assert told("data_loading", "fused_act", "-w", "article")["before"]["file"].endswith("old.json")
+    for here in ("nvidia-h200", "amd-epyc"):  # recommend speaks of the same run, where that has the profiles
+        monkeypatch.setattr(ranking, "machines_here", lambda here=here: [here])
+        (stored / "nvidia-h200" / "new.json").unlink(missing_ok=True)
+        chosen = json.loads(succeed("recommend", "--json").stdout)["files"]["staircase"]
+        assert Path(told("data_loading", "fused_act")["before"]["file"]).name == Path(chosen).name
+    monkeypatch.setattr(ranking, "machines_here", lambda: ["nvidia-h200"])
     assert "no result of workload large has a profile" in refused(
         "explain", "bf16", "fused_act", "-w", "large"
     )

@@ -119,7 +119,7 @@ def test_a_bare_report_is_of_this_machine_and_says_how_to_see_the_rest(stored, m
     assert everything.count("ms/step") == 3 and "more result" not in everything
     monkeypatch.setattr(listing.ranking, "machines_here", lambda: ["amd-epyc"])
     said = call("report").stdout
-    assert "no result of this machine (amd-epyc) yet: this is nvidia-h200's" in said
+    assert "no result of this machine (amd-epyc) yet: this is of NVIDIA H200" in said
     assert "leave out PATH" in refused("report", "--all", stored)
 
 

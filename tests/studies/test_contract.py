@@ -16,7 +16,7 @@ from ladder.cli import main as cli
 from ladder.core.errors import UserError
 from ladder.publish.validation import validate
 from ladder.show.table import render_csv, render_text
-from ladder.studies import frame
+from ladder.studies import STUDIES, frame
 
 HERE = Path(__file__).parent / "goldens"
 KINDS = list(frame.load_studies())
@@ -54,6 +54,38 @@ def test_the_commands_validate_and_report_take_it(kind, tmp_path):
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == json.loads((HERE / f"{kind}.derived.json").read_text())
     assert page.read_text() == (HERE / f"{kind}.md").read_text()
+
+
+COMMANDS = {
+    name: frame.load_study(name).kind for name in STUDIES if " " not in name and name != "bench-compare"
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_stored_result_is_shown_in_place_of_measuring_and_says_whose_it_is(command, tmp_path):
+    kind = COMMANDS[command]
+    _, file = read(kind)
+    stored = json.loads((HERE / f"{kind}.json").read_text())
+    files = {"a": {"started": "2020-01-01T10:00:00+00:00"}, "b": {}, "c": {"kind": "other"}}
+    for name, fields in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(stored | fields))
+    whose = file.machine.gpu or file.machine.cpu
+
+    def show(*arguments):
+        return CliRunner().invoke(cli.main, [command, *arguments], env={"COLUMNS": "60"})
+
+    newest, named = show("--report", "--out", str(tmp_path)), show("--report", str(tmp_path / "b.json"))
+    for shown in (newest, named):
+        line, _, rest = shown.stdout.partition("\n")
+        assert shown.exit_code == 0 and whose in line and rest == (HERE / f"{kind}.txt").read_text(), (
+            shown.output
+        )
+    assert "b.json" in newest.stdout.splitlines()[0]
+    as_json = json.loads(show("--report", "--out", str(tmp_path), "--json").stdout)
+    assert as_json["started"] == stored["started"] and len([*tmp_path.iterdir()]) == 3  # nothing was written
+    (tmp_path / "empty").mkdir()
+    for refused in (["--out", str(tmp_path / "empty")], ["--device", "cpu"]):
+        assert show("--report", *refused).exit_code == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

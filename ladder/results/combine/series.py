@@ -9,9 +9,10 @@ The result nearest to this machine speaks for it: its own, else that of the same
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
@@ -23,12 +24,9 @@ from ladder.plan import content, modes
 from ladder.results import code_digest, loading, ranking, sources
 from ladder.results import store as results
 from ladder.results.combine import merging
+from ladder.results.file import Header
 from ladder.results.ranking import Stored, top_gains
 from ladder.results.run import Result
-
-OTHER_HOST = (
-    "no result of this machine yet: this is of {} in another host, and a step's waiting belongs to the host"
-)
 
 
 def key(result: Result, mode: str | None = None) -> tuple[Any, ...]:
@@ -92,12 +90,11 @@ def of_this_machine(found: list[Result]) -> tuple[list[Result], list[str]]:
     Returns:
         (that result alone, lines that say whose it is and how many others there are).
     """
-    here = ranking.machines_here()
-    mine = [result for result in found if result.machine.name in here]
-    best = max(
-        mine or found, key=lambda each: (each.protocol.mode == modes.CUMULATIVE, *ranking.standing(each))
+    near = list_nearest([(Path(), each) for each in found])
+    _, best = max(
+        near.files, key=lambda each: (each[1].protocol.mode == modes.CUMULATIVE, *ranking.standing(each[1]))
     )
-    lines = [] if mine else [f"no result of this machine ({here[0]}) yet: this is {best.machine.name}'s"]
+    lines = [] if near.here else [near.describe(best)]
     lines += [f"{len(found) - 1} more results: `ladder report --all`"] if len(found) > 1 else []
     return [best], [*map(clean_line, lines)]
 
@@ -137,6 +134,35 @@ def readable(folder: Path) -> list[Result]:
 
 # --- nearest to this machine -----------------------------------------------------------------------------------------
 
+H = TypeVar("H", bound=Header)
+
+
+@dataclass(frozen=True)
+class Near(Generic[H]):
+    """Files that stand equally near to this machine. `here`: they are its own. `line` has a place for their device."""
+
+    files: list[tuple[Path, H]]
+    here: bool
+    line: str
+
+    def describe(self, header: Header) -> str:
+        """Return the line that says whose a file is."""
+        return self.line.format(_name_machine(header))
+
+
+def list_nearest(files: Sequence[tuple[Path, H]]) -> Near[H]:
+    """Return the files of this machine, else those of its GPU in another host, else of any GPU, else of any machine."""
+    here = ranking.machines_here()
+    for name in here:
+        if own := [each for each in files if _is_own(each[1], name)]:
+            return Near(own, True, "for this machine, {}, from its own results")
+    for name in here:
+        if same := [each for each in files if each[1].machine.name == name]:
+            line = "no result of this machine yet: this is of {} in another host"
+            return Near(same, False, f"{line}, and a step's waiting belongs to the host")
+    others = [each for each in files if each[1].machine.gpu] or [*files]
+    return Near(others, False, f"no result of this machine ({here[0]}) yet: this is of {{}}")
+
 
 @dataclass(frozen=True)
 class Nearest:
@@ -165,17 +191,21 @@ def read_nearest(path: Path) -> Nearest:
     return _add_left_out((path, result), ranking.stored(folder.parent, [folder.name]), whose, here)
 
 
-def find_nearest(folder: Path, workload: tuple[str, Plain] | None) -> Nearest:
+def find_nearest(
+    folder: Path, workload: tuple[str, Plain] | None, suits: Callable[[Result], bool] | None = None
+) -> Nearest:
     """Return the result below a folder that stands nearest to this machine, of a workload if one is given.
 
     Among results that stand equally near, a staircase of highest standing is chosen, from the baseline on if there is
-    one. Of this machine it is the newest, of others the one with the most rungs.
+    one. Of this machine it is the newest, of others the one with the most rungs. `suits` says whether a result can
+    be used; without it, runs of which each entry stands beside the first are left out.
 
     Raises:
         UserError: there is no result, or none of that workload; one line with the command that makes one.
     """
     names = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
-    read = [each for each in ranking.stored(folder, names) if ranking.mode(each[1]) not in modes.BESIDE]
+    suits = suits or (lambda result: ranking.mode(result) not in modes.BESIDE)
+    read = [each for each in ranking.stored(folder, names) if suits(each[1])]
     whole = {id(each) for each in sources.without_sources([result for _, result in read])}
     able = [each for each in read if id(each[1]) in whole and _list_timed(each)]
     of = command = ""
@@ -186,19 +216,12 @@ def find_nearest(folder: Path, workload: tuple[str, Plain] | None) -> Nearest:
         able = [each for each, work in works if work["name"] == name and content.of_workload(work) == fields]
     if not able:
         raise UserError(f"no stored result{of}: `ladder run{command}` measures this machine")
-    here = ranking.machines_here()
-    for name in here:
-        if own := [each for each in able if _is_own(each[1], name)]:
-            chosen = max(own, key=lambda each: (_rank(each), each[1].started))
-            whose = f"for this machine, {_name_machine(chosen[1])}, from its own results"
-            return _add_left_out(chosen, able, whose, True)
-    same = next(filter(None, ([each for each in able if each[1].machine.name == name] for name in here)), [])
+    near = list_nearest(able)
     chosen = max(
-        same or [each for each in able if each[1].machine.gpu] or able,
-        key=lambda each: (_rank(each), len(_list_timed(each)), each[1].started),
+        near.files,
+        key=lambda each: (_rank(each), 0 if near.here else len(_list_timed(each)), each[1].started),
     )
-    whose = f"no result of this machine ({here[0]}) yet: this is advice for {_name_machine(chosen[1])}"
-    return _add_left_out(chosen, able, OTHER_HOST.format(_name_machine(chosen[1])) if same else whose, False)
+    return _add_left_out(chosen, able, near.describe(chosen[1]), near.here)
 
 
 def _rank(each: Stored) -> tuple[object, ...]:
@@ -215,15 +238,15 @@ def _list_timed(each: Stored) -> list[str]:
     return [rung.name for rung in each[1].rungs if rung.status == "ok"]
 
 
-def _is_own(result: Result, name: str) -> bool:
-    """Return whether a machine like this one, the host included, measured a result; `name` is one of its devices."""
-    machine = result.machine
+def _is_own(file: Header, name: str) -> bool:
+    """Return whether a machine like this one, the host included, measured a file; `name` is one of its devices."""
+    machine = file.machine
     host = (fit_texts(system.cpu_name()), system.usable_cores())
     return machine.name == name and (machine.cpu, machine.cores) == host
 
 
-def _name_machine(result: Result) -> str:
-    return clean_line(result.machine.gpu or result.machine.cpu)
+def _name_machine(file: Header) -> str:
+    return clean_line(file.machine.gpu or file.machine.cpu)
 
 
 def _add_left_out(chosen: Stored, others: list[Stored], whose: str, here: bool) -> Nearest:
