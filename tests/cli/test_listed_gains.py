@@ -1,5 +1,7 @@
 """Names and gains in `ladder list` and `ladder show`: a gain is told by both clocks where a result has both."""
 
+import copy
+
 import pytest
 
 from ladder.cli import listing
@@ -39,10 +41,11 @@ def test_a_newer_run_of_selected_rungs_does_not_pass_for_the_gain_of_a_rung(rows
 
 
 def test_the_launches_that_show_quotes_are_those_of_the_file(rows):
-    profiles = {"data_loading": test_explain.BEFORE, "fused_act": test_explain.AFTER}
+    profiles = copy.deepcopy({"data_loading": test_explain.BEFORE, "fused_act": test_explain.AFTER})
+    for family in (each for of, _ in profiles.values() for each in of["families"]):
+        family["launches"] *= 16_000
     row = next(line for line in rows("fused_act", whole=test_explain.run(**profiles)) if "whole.json" in line)
-    before, after = (sum(each["launches"] for each in of["families"]) for of, _ in profiles.values())
-    assert before != after and f"{before:,.0f} to {after:,.0f}" in row
+    assert " 3,000 to 4,000 " in row
 
 
 def test_other_gpus_are_shown_without_what_must_not_be_quoted(rows, monkeypatch):

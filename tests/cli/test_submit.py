@@ -175,12 +175,15 @@ def test_only_a_whole_run_of_this_code_and_machine_is_taken_up_even_of_an_earlie
     genuine = store.read(path)
     write_run(path, genuine | {"commit": "f" * 40})  # its result was committed since
     assert work.find_run(submission, path.parent) == (path, True)
-    some = genuine["ladder"] | {"rungs": genuine["ladder"]["rungs"][:3]}
+    some = {
+        "ladder": genuine["ladder"] | {"rungs": genuine["ladder"]["rungs"][:4]},
+        "rungs": genuine["rungs"][:4],
+    }
     images = {"count": 9, "digest": "0" * 16}
     code = genuine["measured_code"] | {"kernels": "0" * 16}
-    for changes in ({"measured_code": code}, {"dirty": True}, {"images": images}, {"ladder": some}):
+    for changes in ({"measured_code": code}, {"dirty": True}, {"images": images}, some):
         write_run(path, genuine | changes)
-        assert work.find_run(submission, path.parent) == (None, False)
+        assert loading.load_run(path) and work.find_run(submission, path.parent) == (None, False)
     write_run(path, genuine)
     assert work.find_run(submission, path.parent) == (path, True)
     submission.facts["torch"] = "9.9"
