@@ -177,6 +177,7 @@ def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
         minutes = choose_minutes(request, mode)
         number = sum(rung.recipe is not None for rung in planned)
         line = f"{name} on {device}: {texts.format_count(number, 'rung')}"
+        expected = None
         if request.resume is not None:
             line += f", going on with {shorten_path(request.resume)}"
         else:
@@ -199,7 +200,8 @@ def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
         source, resume = pictures.source, request.resume
         job = Job(device, name, trained, source, machine, plan, out, resume, minutes, quiet)
         written, pending = list[Path](), list[str]()
-        with progress.ladder_progress(f"{name} on {device}", quiet) as show_event:
+        expected_s = 60 * expected if expected else None
+        with progress.ladder_progress(f"{name} on {device}", quiet, expected_s) as show_event:
 
             def on_event(event: Event) -> None:
                 if event["event"] == "start":  # no refusal can come after this event

@@ -36,10 +36,11 @@ PHASES = {
 
 
 @contextmanager
-def ladder_progress(title: str, quiet: bool) -> Iterator[OnEvent]:
+def ladder_progress(title: str, quiet: bool, expected_s: float | None = None) -> Iterator[OnEvent]:
     """Yield the callback for a run: what goes on, and the time left. A failure is a line of its own.
 
-    The bar only grows, although a run may add generations.
+    The bar only grows, although a run may add generations. Until one of them is made, `expected_s` of the whole run
+    moves it, to half at most.
     """
     percent = 0
     with _Bar(title, "%", quiet, RUN_EVERY_S) as bar:
@@ -52,17 +53,18 @@ def ladder_progress(title: str, quiet: bool) -> Iterator[OnEvent]:
             elif kind == "waiting":
                 bar.update(percent, 100, "waiting until another run on this device has ended")
             elif kind == "phase":
-                percent = max(percent, min(99, int(100 * _derive_share(event))))
+                percent = max(percent, min(99, int(100 * _derive_share(event, expected_s))))
                 bar.update(percent, 100, _describe_place(event), event["left_s"], often=True)
 
         yield on_event
 
 
-def _derive_share(event: Event) -> float:
+def _derive_share(event: Event, expected_s: float | None) -> float:
     """Return the share of a run that is done: of its time, or of its visits while nothing is known of its time."""
     elapsed_s, left_s = event["elapsed_s"], event["left_s"]
     if left_s is None:
-        return float(event["done"] / max(1, event["total"]))
+        expected = min(0.5, elapsed_s / expected_s) if expected_s else 0.0
+        return max(expected, float(event["done"] / max(1, event["total"])))
     return float(elapsed_s / max(1.0, elapsed_s + left_s))
 
 

@@ -178,16 +178,15 @@ class _Run:
 
     def find_left_s(self, elapsed_s: float) -> float | None:
         """Return the seconds that the run may still take. Inspections tell nothing: the first ones compile kernels."""
-        budget_s = None if self.protocol.fixed else self.protocol.budget_s
-        within_s = None if budget_s is None else max(0.0, budget_s - elapsed_s)
         if (round_s := self.generation_s) is None:
-            return within_s
+            return None
         now_s = max(0.0, round_s - (time.monotonic() - self.generation_began))
         planned_s, most_s = (
             now_s + max(0, rounds - self.number - 1) * round_s
             for rounds in (self.protocol.rounds, rounds_budget.MOST_ROUNDS)
         )
-        return planned_s if within_s is None else max(planned_s, min(within_s, most_s))
+        budget_s = None if self.protocol.fixed else self.protocol.budget_s
+        return planned_s if budget_s is None else max(planned_s, min(budget_s - elapsed_s, most_s))
 
     # The plan
 

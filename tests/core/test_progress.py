@@ -24,9 +24,10 @@ with progress.show_bar("images", False, first) as images:
     for done in range(4): images(done, 3)
 first()
 progress.RUN_EVERY_S = 0.0
-with progress.ladder_progress("tiny on cpu", False) as tell:
+with progress.ladder_progress("tiny on cpu", False, 160.0) as tell:
     common = {"event": "phase", "rung": "bf16", "done": 1, "total": 8, "elapsed_s": 10.0, "rounds": 3}
     tell({**common, "phase": "parity", "round": None, "left_s": None})
+    tell({**common, "phase": "build", "round": 0, "left_s": None, "elapsed_s": 40.0})
     tell({**common, "phase": "measure", "round": 0, "elapsed_s": 60.0, "left_s": 120.0})
     tell({**common, "phase": "measure", "round": 3, "rounds": None, "rung": "bf16.twin", "left_s": 600.0})
     tell({"event": "waiting", "done": 0, "total": 9, "elapsed_s": 0.0, "left_s": None})
@@ -60,6 +61,7 @@ LINES = [
     "tiny on cpu: 4 rungs, 3 generations, about 3 minutes",
     "images: 0/3",
     "tiny on cpu: 12%  first checks: comparing a step of bf16 with FP64",
+    "tiny on cpu: 25%  generation 1 of 3: building the model of bf16",
     "tiny on cpu: 33%  generation 1 of 3: timing bf16  2 min left",
     "tiny on cpu: 33%  generation 4: timing bf16 once more  10 min left",
     "tiny on cpu: 33%  waiting until another run on this device has ended",
