@@ -26,7 +26,7 @@ from ladder.publish import gallery
 from ladder.publish.gallery import ARTICLE, FULL
 from ladder.publish.history import series
 from ladder.publish.history.series import Point, Step
-from ladder.publish.report import gather_inputs, write_report
+from ladder.publish.report import gather_inputs, read_files, write_report
 from ladder.publish.validation import validate
 from ladder.report import drawing, gpus
 from ladder.report.chart import short_ms
@@ -61,9 +61,10 @@ def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Map
     ``revisions`` the number of each commit on the branch. Return one line for each refused result of `ladder run`.
     """
     stored, refused = publish_results(ladder_results, site / "results" / "ladder")
-    entries = choose_entries(stored, site)
+    entries, studies = choose_entries(stored, site), read_files(ladder_results.parent)
+    drawn: dict[Path, Chart] = {}
     for entry in entries:
-        write_report(gather_inputs(entry.run, stored, ladder_results.parent), site / entry.report)
+        write_report(gather_inputs(entry.run, stored, studies, drawn), site / entry.report)
     histories = [
         *show_histories(series.points(accepted, series.GPU_STEP), revisions, series.GPU_STEP),
         *show_histories(series.points(accepted), revisions),
