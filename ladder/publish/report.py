@@ -80,7 +80,9 @@ class Inputs:
     files: tuple[File, ...] = ()  # of studies, the newest first
     price: float | None = None  # of an hour
     others: tuple[Stored, ...] = ()  # runs of mistakes and of levers, one of each mode
-    drawn: dict[Path, Chart] = field(default_factory=dict)  # by file; pages of one machine have charts in common
+    drawn: dict[Path, Chart] = field(
+        default_factory=dict
+    )  # by file; pages of one machine have charts in common
 
     @functools.cached_property
     def main(self) -> Result:
