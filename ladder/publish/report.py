@@ -25,6 +25,7 @@ from ladder.receipts import categories
 from ladder.report import chart, explain, recommend, tables
 from ladder.report.advising import LEFT_OUT, STAIRCASE, Sources
 from ladder.report.explain import Side
+from ladder.report.view import TITLE as ARTICLE_TITLE
 from ladder.report.view import Row, View, view
 from ladder.results import loading, parts, publishable, ranking, store, words
 from ladder.results.combine import series
@@ -164,7 +165,7 @@ def find_inputs(paths: Sequence[Path], results: Path, price: float | None = None
     path, main = staircase or left_out or ("", None)
     assert main is not None
     for each, header in [*runs.values(), *((file.path, file.content) for file in named)]:
-        if not _is_of(header, main):
+        if not is_of(header, main):
             raise UserError(f"{each}: of another machine or workload than {path}")
     beside = _pick_files(main, read_files(results, KINDS.keys() - {file.study.kind for file in named}))
     patterns = [f"*-{mode}-*.json" for mode in modes.STUDIES]
@@ -185,7 +186,7 @@ def read_files(results: Path, kinds: Collection[str] = KINDS.keys()) -> list[Fil
 
 def _pick_files(main: Result, files: Iterable[File]) -> tuple[File, ...]:
     """Return the files that belong to a run, the newest first."""
-    own = [file for file in files if _is_of(file.content, main)]
+    own = [file for file in files if is_of(file.content, main)]
     return tuple(sorted(own, key=lambda file: file.content.started, reverse=True))
 
 
@@ -200,14 +201,14 @@ def _read_runs(folder: Path, *patterns: str) -> list[Stored]:
 
 def _pick_others(main: Result, runs: Iterable[Stored]) -> dict[str, Stored]:
     """Return the best run of mistakes and that of levers by mode, of the machine and workload of a run."""
-    own = [run for run in runs if _is_of(run[1], main)]
+    own = [run for run in runs if is_of(run[1], main)]
     best = {
         mode: ranking.newest(run for run in own if ranking.mode(run[1]) == mode) for mode in modes.STUDIES
     }
     return {mode: run for mode, run in best.items() if run is not None}
 
 
-def _is_of(each: Result | Header, main: Result) -> bool:
+def is_of(each: Result | Header, main: Result) -> bool:
     """Return whether a file is of the machine and the workload of a run."""
     same = content.of_workload(each.workload or {}) == content.of_workload(main.workload)
     return same and each.machine.name == main.machine.name
@@ -216,9 +217,9 @@ def _is_of(each: Result | Header, main: Result) -> bool:
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def write_report(inputs: Inputs, path: Path) -> None:
-    """Write the page, whole or not at all. The same files give the same text. Raises UserError."""
-    files.write_file(path, render_page(make_head(inputs), list_sections(inputs)))
+def write_report(inputs: Inputs, path: Path, home: str = "") -> None:
+    """Write the page, whole or not at all. The same files give the same text. `home` is a site's. Raises UserError."""
+    files.write_file(path, render_page(replace(make_head(inputs), home=home), list_sections(inputs)))
 
 
 def list_sections(inputs: Inputs) -> list[Section]:
@@ -262,16 +263,19 @@ def make_head(inputs: Inputs) -> Head:
 def show_staircase(inputs: Inputs) -> Section:
     """Return a bar of milliseconds for each rung, its gains by both clocks, and the total."""
     shown, named = inputs.shown, chart.NAMED[inputs.shown.mode]
-    bars = [_draw_step(row, shown, number) for number, row in enumerate(shown.rows)]
+    bars = [draw_step(row, shown, number) for number, row in enumerate(shown.rows)]
     legend = [("busy", "GPU working"), ("idle", "GPU waiting")]
     picture = Bars(bars, f"Milliseconds a step of each rung, {named}", legend, chart.most_ms(shown))
     title = "The staircase" if shown.mode == modes.CUMULATIVE else "The runs"
     about = f"Milliseconds a step, lower is better; {named}. The line under a bar is its 95% interval."
+    if any(row.article_ms for row in shown.rows):
+        about += f" The article is {ARTICLE_TITLE}, {shown.reference.partition(',')[0]}."
     below = [*shown.sentences, *([chart.ABOVE] if chart.is_above(shown.rows) else [])]
     return Section("staircase", title, about, [picture, below])
 
 
-def _draw_step(row: Row, shown: View, number: int) -> Bar:
+def draw_step(row: Row, shown: View, number: int) -> Bar:
+    """Return the bar of a rung: the GPU's work, its waiting, and the gains over the rung before it."""
     if row.step_ms is None:
         return Bar(row.title, missing=f"{row.status}{': ' + row.reason if row.reason else ''}")
     busy = chart.busy_ms(row)
