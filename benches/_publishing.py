@@ -46,7 +46,7 @@ def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:
                     f"{conf.results_dir}: no valid result of asv, nothing is published; `asv run` makes one"
                 )
             mine = copy.copy(conf)
-            mine.ladder_results = Path(conf.results_dir).parent / "ladder"
+            mine.every_result = Path(conf.results_dir).parent
             mine.results_dir, mine.html_dir = str(results), str(site / publishing.ASV)
             _discover(mine)
             status = original(conf=mine, range_spec=range_spec, pull=pull)
@@ -129,7 +129,7 @@ def setup() -> None:
             from ladder.publish import site as publishing
 
             site, known = Path(conf.html_dir).parent, _on_branches(conf, repo, revisions)
-            arguments = site, conf.ladder_results, Path(conf.results_dir), known, Path(conf.repo)
+            arguments = site, conf.every_result, Path(conf.results_dir), known, Path(conf.repo)
             for line in publishing.write_front(*arguments, log.info):
                 _say(f"refused: {line}")
 

@@ -81,9 +81,7 @@ class Inputs:
     files: tuple[File, ...] = ()  # of studies, the newest first
     price: float | None = None  # of an hour
     others: tuple[Stored, ...] = ()  # runs of mistakes and of levers, one of each mode
-    drawn: dict[Path, Chart] = field(
-        default_factory=dict
-    )  # by file; pages of one machine have charts in common
+    drawn: dict[Path, Chart] = field(default_factory=dict)  # by file: pages of one machine share them
 
     @functools.cached_property
     def main(self) -> Result:
@@ -165,7 +163,7 @@ def find_inputs(paths: Sequence[Path], results: Path, price: float | None = None
     path, main = staircase or left_out or ("", None)
     assert main is not None
     for each, header in [*runs.values(), *((file.path, file.content) for file in named)]:
-        if not is_of(header, main):
+        if not _is_of(header, main):
             raise UserError(f"{each}: of another machine or workload than {path}")
     beside = _pick_files(main, read_files(results, KINDS.keys() - {file.study.kind for file in named}))
     patterns = [f"*-{mode}-*.json" for mode in modes.STUDIES]
@@ -186,7 +184,7 @@ def read_files(results: Path, kinds: Collection[str] = KINDS.keys()) -> list[Fil
 
 def _pick_files(main: Result, files: Iterable[File]) -> tuple[File, ...]:
     """Return the files that belong to a run, the newest first."""
-    own = [file for file in files if is_of(file.content, main)]
+    own = [file for file in files if _is_of(file.content, main)]
     return tuple(sorted(own, key=lambda file: file.content.started, reverse=True))
 
 
@@ -201,14 +199,14 @@ def _read_runs(folder: Path, *patterns: str) -> list[Stored]:
 
 def _pick_others(main: Result, runs: Iterable[Stored]) -> dict[str, Stored]:
     """Return the best run of mistakes and that of levers by mode, of the machine and workload of a run."""
-    own = [run for run in runs if is_of(run[1], main)]
+    own = [run for run in runs if _is_of(run[1], main)]
     best = {
         mode: ranking.newest(run for run in own if ranking.mode(run[1]) == mode) for mode in modes.STUDIES
     }
     return {mode: run for mode, run in best.items() if run is not None}
 
 
-def is_of(each: Result | Header, main: Result) -> bool:
+def _is_of(each: Result | Header, main: Result) -> bool:
     """Return whether a file is of the machine and the workload of a run."""
     same = content.of_workload(each.workload or {}) == content.of_workload(main.workload)
     return same and each.machine.name == main.machine.name

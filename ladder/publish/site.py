@@ -25,8 +25,8 @@ from ladder.plan import catalog, modes
 from ladder.publish import gallery
 from ladder.publish.gallery import ARTICLE, FULL
 from ladder.publish.history import screening
-from ladder.publish.history.page import ASV, FRONT, OVERVIEW, read_branch, write_histories
-from ladder.publish.report import File, draw_step, gather_inputs, is_of, read_files, write_report
+from ladder.publish.history.page import ASV, FRONT, read_branch, write_histories
+from ladder.publish.report import File, draw_step, gather_inputs, read_files, write_report
 from ladder.publish.validation import validate
 from ladder.report import gpus
 from ladder.report.chart import short_ms
@@ -45,14 +45,12 @@ from ladder.show.page import (
     Chart,
     Fold,
     Head,
-    Links,
     Part,
     Section,
     render_page,
 )
 from ladder.show.table import Column, Table
 from ladder.studies.commits import known
-from ladder.studies.upstream.record import Figures
 
 MARKS = (f"{ASV}/info.json", "info.json")  # of our site, and of one that asv made without this publisher
 TOO_FEW = "too few generations"  # GPU time without an interval is not to be quoted
@@ -66,7 +64,7 @@ Pair = tuple[Result, Result | None]  # the article's staircase of a GPU, and tha
 
 def write_front(
     site: Path,
-    ladder_results: Path,
+    results: Path,
     accepted: Path,
     revisions: Mapping[str, int],
     root: Path,
@@ -74,21 +72,21 @@ def write_front(
 ) -> list[str]:
     """Write the front page, the full reports, the history and the raw results into the folder ``site``.
 
-    ``ladder_results`` has the folders of other results beside it, ``accepted`` asv's validated files, and
-    ``revisions`` the number of each commit on the branch of the repository ``root``. `tell` gets a line before each
-    report. Return one line for each refused result of `ladder run`.
+    ``results`` has a folder for each kind of result, ``accepted`` asv's validated files, and ``revisions`` the number
+    of each commit on the branch of the repository ``root``. `tell` gets a line before each report. Return one line for
+    each refused result of `ladder run`.
     """
-    stored, refused = publish_results(ladder_results, site / "results" / "ladder")
-    entries, studies = choose_entries(stored, site), read_files(ladder_results.parent)
+    stored, refused = publish_results(results / "ladder", site / "results" / "ladder")
+    entries, studies = choose_entries(stored, site), read_files(results)
     drawn: dict[Path, Chart] = {}
     for number, entry in enumerate(entries, 1):
         tell(f"report {number} of {len(entries)}: {entry.report}")
         write_report(gather_inputs(entry.run, stored, studies, drawn), site / entry.report, f"../{FRONT}")
     tell("history")
-    compared = ladder_results.parent / "compare"
-    steps, _ = screening.screen(accepted, compared, known.read_entries(), "HEAD", screening.THRESHOLD, root)
-    history = write_histories(site, accepted, steps, read_branch(revisions, root))
-    sections = list_sections(entries, stored, history, publish_asv(accepted, site, revisions), site)
+    screened = accepted, results / "compare", known.read_entries(), "HEAD", screening.THRESHOLD, root
+    history = write_histories(site, accepted, screening.screen(*screened)[0], read_branch(revisions, root))
+    raw = tabulate_files(stored, publish_asv(accepted, site, revisions), site)
+    sections = list_sections(entries, history, raw)
     pairs = gallery.pair_gpus([result for _, result in stored])
     sections[:0] = [show_staircase(pair, studies) for pair in pairs[:1]]
     (site / FRONT).write_text(render_page(make_head(pairs), sections), encoding="utf-8")
@@ -236,10 +234,7 @@ def choose_entries(stored: Sequence[Stored], site: Path) -> list[Entry]:
 
 
 def make_head(pairs: Sequence[Pair]) -> Head:
-    """Return the headline: how much faster all rungs are on the first GPU, and a figure by both clocks for each.
-
-    A factor stands without its baseline's time: as a mean over pairs it is not the quotient of two medians.
-    """
+    """Return the headline: the factor of all rungs, a mean over pairs, on the first GPU, and both clocks of each."""
     heading, tiles = "The optimization ladder", []
     for pair in pairs:
         machine = gpus.read_machine(*pair)
@@ -259,9 +254,9 @@ def show_staircase(pair: Pair, studies: Sequence[File]) -> Section:
     """Return the article's rungs on a GPU as bars, NVIDIA's own code above them and the top of `full` below."""
     machine = gpus.read_machine(*pair)
     shown, bars = machine.shown, list[Bar]()
-    for file in (file for file in studies if file.study.kind == "upstream" and is_of(file.content, pair[0])):
-        if not bars and (ms := Figures(file.content).programs["upstream"].step_ms):
-            bars.append(Bar("NVIDIA's own code", [Part(ms, "unknown")], f"{format_ms(ms)} ms"))
+    upstream = [file.path for file in studies if file.study.kind == "upstream"]
+    if ms := gallery.find_official(pair[0], lambda folder: upstream):
+        bars.append(Bar("NVIDIA's own code", [Part(ms, "unknown")], f"{format_ms(ms)} ms"))
     for number, row in enumerate(shown.rows):
         bar = draw_step(row, shown, number)
         bars.append(replace(bar, words=[each for each in bar.words if each[0] == "total"]))
@@ -269,38 +264,21 @@ def show_staircase(pair: Pair, studies: Sequence[File]) -> Section:
         bar, total = draw_step(machine.top, shown, 0), format_factor(machine.top.total)
         bars.append(replace(bar, name=f"all {machine.rungs} rungs of full", words=[("total", total)]))
     legend = [("busy", "GPU working"), ("idle", "GPU waiting")]
-    about = f"Milliseconds a step, lower is better; each rung with those before it. {shown.workload}."
+    about = f"{shown.workload}; milliseconds a step, lower is better; each rung with those before it."
     about += f" The article is {ARTICLE_TITLE}, {shown.reference.partition(',')[0]}."
     chart = Bars(bars, "Milliseconds a step of each rung", legend)
     return Section("staircase", f"The staircase on an {machine.name}", about, [chart])
 
 
-def list_sections(
-    entries: Sequence[Entry],
-    stored: Sequence[Stored],
-    history: Sequence[Card],
-    files: Sequence[str],
-    site: Path,
-) -> list[Section]:
-    """Return the sections of the front page that have content: of the runs that it shows, of the history's pages, of
-    all published runs, and of asv's published files.
-    """
-    about_answers = (
-        "Milliseconds a step, and of GPU work. A total is over the baseline of its own run, which may not be the one"
-        " shown."
-    )
-    slower = Links([("What became slower since when, on every machine", OVERVIEW)])
-    ladders, raw = [tabulate_ladders(entries)] if entries else [], tabulate_files(stored, files, site)
+def list_sections(entries: Sequence[Entry], history: Sequence[Card], raw: Table) -> list[Section]:
+    """Return the sections of the front page that have content: of the runs that it shows, and of all its files."""
+    about_answers = "Milliseconds a step, and of GPU work. A total is over the baseline of its own run."
     about_raw = "Every file holds all samples in time order. `ladder validate` accepted them all."
+    ladders = [tabulate_ladders(entries)] if entries else []
     sections = [
         Section("answers", "Every workload on every machine", about_answers, list_answers(entries)),
-        Section("history", "Speed over commits", "", [Cards(history), slower] if history else []),
-        Section(
-            "ladders",
-            "Every ladder",
-            "Each link leads to the full report.",
-            ladders,
-        ),
+        Section("history", "Speed over commits", "", [Cards(history)] if history else []),
+        Section("ladders", "Every ladder", "Each link leads to the full report.", ladders),
         Section("raw", "Raw results", about_raw, [Fold(f"{len(raw.rows)} files", [raw])] if raw.rows else []),
     ]
     return [section for section in sections if section.blocks]
@@ -336,7 +314,8 @@ def _make_card(entries: Sequence[Entry]) -> Card | None:
                 ["its GPU work", *_answer_gpu(base)[:1], *_answer_gpu(top, base), *_answer_gpu(highest, base)]
             )
         for each in used:
-            links.append((f"{name}: report of {each.key[1]}, {each.run[1].started[:10]}", quote(each.report)))
+            subject = ", ".join((*each.key, name, each.run[1].started[:10]))
+            links.append((f"Report of {subject}", quote(each.report)))
             marks |= dict.fromkeys(f"{name}: {mark}" for mark in each.shown.marks)
     reference = [row for row in entries[0].rows if row.article_ms] if entries[0].key[1] == ARTICLE else []
     if rows and len(reference) > 1:

@@ -166,16 +166,8 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Links:
-    """Links as (text, address), in one line where they fit."""
-
-    kind: ClassVar[str] = "links"
-    links: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True)
 class Card:
-    """A framed part: a title, blocks, and where they lead."""
+    """A framed part: a title, blocks, and links as (text, address)."""
 
     title: str
     blocks: Sequence[Block]
@@ -241,9 +233,7 @@ class Fold:
 
 
 # A text is a paragraph, several are a list; words between backticks are code.
-Block: TypeAlias = (
-    "str | Sequence[str] | Table | Bars | Lines | Links | Cards | Since | Code | Chart | Files | Fold"
-)
+Block: TypeAlias = "str | Sequence[str] | Table | Bars | Lines | Cards | Since | Code | Chart | Files | Fold"
 
 
 @dataclass(frozen=True)
@@ -265,7 +255,8 @@ class Head:
     facts: Sequence[str]
     marks: Sequence[str]  # why not to quote the page
     tiles: Sequence[tuple[str, str, str]]
-    home: str = ""  # the address that the project's name leads to
+    home: str = ""  # where the line above the heading leads
+    kicker: str = "The optimization ladder"  # that line
 
 
 def list_colors(theme: Theme) -> dict[str, str]:

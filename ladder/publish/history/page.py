@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 from ladder.core import git
-from ladder.core.text import format_count, format_ms, make_slug
+from ladder.core.text import format_ms, make_slug
 from ladder.plan import catalog
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.history import screening, series
 from ladder.publish.history.screening import CANDIDATE, CONFIRMED, ORDER, UNCLEAR, Step
 from ladder.publish.history.series import Series
-from ladder.show.page import (
-    Block,
-    Card,
-    Cards,
-    Fold,
-    Head,
-    Line,
-    Lines,
-    Links,
-    Mark,
-    Point,
-    Section,
-    Since,
-    render_page,
-)  # fmt: skip
+from ladder.show.page import Card, Cards, Fold, Head, Line, Lines, Mark, Point, Section, Since, render_page
 from ladder.show.table import Column, Table, format_value
 
 ASV = "asv"  # the folder of asv's pages
@@ -66,11 +52,9 @@ class Branch:
 
 def read_branch(places: Mapping[str, int], root: Path) -> Branch:
     """Return the commits of these places with their days in the repository ``root``."""
-    zone = datetime.timezone.utc
+    read_day = functools.partial(datetime.datetime.fromtimestamp, tz=datetime.timezone.utc)
     dates = git.read_dates(root, places).items()
-    return Branch(
-        places, {commit: f"{datetime.datetime.fromtimestamp(at, zone):%Y-%m-%d}" for commit, at in dates}
-    )
+    return Branch(places, {commit: f"{read_day(at):%Y-%m-%d}" for commit, at in dates})
 
 
 def write_histories(site: Path, accepted: Path, steps: Sequence[Step], branch: Branch) -> list[Card]:
@@ -84,26 +68,28 @@ def write_histories(site: Path, accepted: Path, steps: Sequence[Step], branch: B
     for one in series.read(accepted):
         if one.rung and one.is_committed and branch.sort_commits(one.values):
             groups.setdefault(name_device(one), []).append(one)
-    states, cards = {identify_line(step.series, step.bad): step.status for step in steps}, []
+    states = {identify_line(step.series, step.bad): step.status for step in steps}
+    count = sum(step.status in OPEN for step in steps)
+    cards = [
+        Card(
+            "What became slower",
+            [f"{count} steps to look at"],
+            [("What became slower, and since when", OVERVIEW)],
+        )
+    ]
     for name in sorted(groups, key=lambda name: (not any(one.is_gpu for one in groups[name]), name)):
         commits = branch.sort_commits(commit for one in groups[name] for commit in one.values)
         days = dict.fromkeys(branch.days[each] for each in (commits[0], commits[-1]) if each in branch.days)
-        count = sum(name_device(step.series) == name and step.status in OPEN for step in steps)
-        facts = [
-            f"{format_count(len(commits), 'commit')}, {' to '.join(days)}",
-            f"slower and not settled: {count}",
-        ]
-        clock = "GPU time" if any(one.is_gpu for one in groups[name]) else "Step time"
-        address = f"history-{make_slug(name)}.html"
-        cards.append(Card(name, [facts], [(f"{clock} of every rung over commits, {name}", address)]))
-        about = f"{clock} of every rung over commits"
-        head = Head(f"{name}: {about}", name, [about, *facts], [], [], FRONT)
-        (site / address).write_text(
-            render_page(head, list_charts(groups[name], states, branch)), encoding="utf-8"
-        )
-    if cards:
-        (site / OVERVIEW).write_text(render_overview(steps, cards, branch), encoding="utf-8")
-    return cards
+        about = "GPU time" if any(one.is_gpu for one in groups[name]) else "Step time"
+        about += " of every rung over commits"
+        address, span = f"history-{make_slug(name)}.html", f"{len(commits)} commits, {' to '.join(days)}"
+        cards.append(Card(name, [span], [(f"{about}, {name}", address)]))
+        head = Head(f"{name}: {about}", name, [about, span], [], [], OVERVIEW, "Speed over commits")
+        sections = list_charts(groups[name], states, branch)
+        (site / address).write_text(render_page(head, sections), encoding="utf-8")
+    if groups:
+        (site / OVERVIEW).write_text(render_overview(steps, cards[1:], branch), encoding="utf-8")
+    return cards if groups else []
 
 
 def name_device(one: Series) -> str:
@@ -122,27 +108,23 @@ def identify_line(one: Series, commit: str) -> tuple[Any, ...]:
 def render_overview(steps: Sequence[Step], cards: Sequence[Card], branch: Branch) -> str:
     """Return the page that leads to all others: what became slower, the newest first, and a card for each GPU."""
     days = sorted({branch.days[step.bad] for step in steps if step.bad in branch.days})
-    is_open = [step for step in steps if step.status in OPEN]
-    settled = [step for step in steps if step.status not in OPEN]
-    slower: list[Block] = [Since("Slower since", days[0], days[-1])] if days else ["Nothing became slower."]
+    is_open, settled = (
+        [step for step in steps if (step.status in OPEN) == wanted] for wanted in (True, False)
+    )
+    slower: list[Any] = [Since("Slower since", days[0], days[-1])] if days else ["Nothing became slower."]
     slower += [tabulate_steps(is_open, branch)] if is_open else []
     fold = f"Accepted, refuted or explained by other software: {len(settled)}"
     slower += [Fold(fold, [tabulate_steps(settled, branch)])] if settled else []
-    pages = Links([("asv's own pages, by asv preview", f"{ASV}/index.html")])
+    link = "asv's own pages", f"{ASV}/index.html"
+    machines = [*cards, Card("Every benchmark", ["asv's own pages need `asv preview`."], [link])]
     sections = [
         Section("slower", "What became slower", ABOUT_SLOWER, slower),
-        Section(
-            "machines",
-            "One GPU at a time",
-            "GPU time is that of a GPU, whichever host it is in.",
-            [Cards(cards)],
-        ),
-        Section("asv", "Every benchmark", "", [pages]),
+        Section("machines", "One GPU at a time", "GPU time is that of a GPU in any host.", [Cards(machines)]),
     ]
-    about = [
+    about = (
         "Every rung at every measured commit: what became slower, since when, and whether that is confirmed."
-    ]
-    return render_page(Head("History", "Speed over commits", about, [], [], FRONT), sections)
+    )
+    return render_page(Head("History", "Speed over commits", [about], [], [], FRONT), sections)
 
 
 def tabulate_steps(steps: Sequence[Step], branch: Branch) -> Table:
@@ -174,54 +156,51 @@ def list_charts(every: Sequence[Series], states: States, branch: Branch) -> list
     for workload in sorted({one.params[0] for one in every}):
         mine = [one for one in every if one.params[0] == workload]
         gpu, wall = ([one for one in mine if one.is_gpu == is_gpu] for is_gpu in (True, False))
-        blocks: list[Block] = draw_rungs(gpu, states, branch) if gpu else []
+        blocks: list[Any] = draw_rungs(gpu, states, branch) if gpu else []
         for machine in sorted({one.machine for one in wall}):
             drawn = draw_rungs([one for one in wall if one.machine == machine], states, branch)
             blocks.append(Fold(f"Wall time of a step on {machine}", drawn, is_open=not gpu))
-        selection = urlencode({"x-axis": "commit", "p-workload": f"'{workload}'"})
-        link = f"{ASV}/index.html#{mine[0].benchmark}?{selection}"
-        slower = "What became slower, on every machine", OVERVIEW
-        blocks.append(Links([slower, (f"{workload} in asv's own pages, by asv preview", link)]))
         title = f"{workload}: {'GPU' if gpu else 'wall'} milliseconds a step"
         sections.append(Section(make_slug(workload), title, ABOUT, blocks))
     return sections
 
 
-def draw_rungs(every: Sequence[Series], states: States, branch: Branch) -> list[Block]:
+def draw_rungs(every: Sequence[Series], states: States, branch: Branch) -> list[Any]:
     """Return a row of a chart for each rung, and its numbers in a fold. Another software is another line."""
     commits = branch.sort_commits(commit for one in every for commit in one.values)
     names = {one.params[1] for one in every}  # a rung that has left the ladder stands behind the others
     rungs = [rung.name for rung in catalog.load_ladder("full").rungs if rung.name in names]
     rungs += sorted(names.difference(rungs))
     several = list(dict.fromkeys(series.list_software(one) for one in every))
+    titles = {each: ", ".join(name_software(each, several)) for each in several}
+    tones = {each: TONES[number % len(TONES)] for number, each in enumerate(several)}
     rows, cells = [], []
     for rung in rungs:
-        runs, marks, last = [], list[Mark](), ""
+        runs, marks = [], list[Mark]()
         for one in (one for one in every if one.params[1] == rung):
+            software = series.list_software(one)
             ms = {commit: 1000 * one.values[commit] for commit in branch.sort_commits(one.values)}
-            tone = TONES[several.index(series.list_software(one)) % len(TONES)]
-            runs.append((tone, [
-                Point(place_commit(commits, each), value, f"{branch.format_commit(each)}: {format_ms(value)} ms")
+            points = [
+                Point(
+                    place_commit(commits, each), value, f"{branch.format_commit(each)}: {format_ms(value)} ms"
+                )
                 for each, value in ms.items()
-            ]))  # fmt: skip
+            ]
+            runs.append((tones[software], points))
             marks += list_marks(one, commits, states, branch)
-            last = f"{format_ms([*ms.values()][-1])} ms"
-            software = (
-                ", ".join(name_software(series.list_software(one), several)) if len(several) > 1 else None
-            )
-            cells.append([rung, software, *map(ms.get, commits)])
-        rows.append(Line(rung, runs, marks, last))
-    legend = [
-        (TONES[k % len(TONES)], ", ".join(name_software(each, several))) for k, each in enumerate(several)
-    ]
+            cells.append([rung, titles[software] if several[1:] else None, *map(ms.get, commits)])
+        last = max((points[-1] for _, points in runs), key=lambda point: point.at)
+        rows.append(Line(rung, runs, marks, f"{format_ms(last.value)} ms"))
+    legend = [(tones[each], titles[each]) for each in several if several[1:]]
     ends = branch.format_commit(commits[0]), branch.format_commit(commits[-1])
-    chart = Lines(rows, "Milliseconds of each rung over commits", legend if len(several) > 1 else (), ends)
     columns = [
         Column("rung"),
         Column("with"),
         *(Column(branch.format_commit(each), "ms") for each in commits),
     ]
-    return [chart, Fold("The same in milliseconds", [Table(columns, cells).drop_empty()])]
+    table = Table(columns, cells).drop_empty()
+    chart = Lines(rows, "Milliseconds of each rung over commits", legend, ends)
+    return [chart, Fold("The same in milliseconds", [table])]
 
 
 def place_commit(commits: Sequence[str], commit: str) -> float:

@@ -113,13 +113,22 @@ def test_a_gpu_has_a_page_with_the_wall_time_of_each_of_its_hosts_apart(toy: Toy
     for host in hosts:
         for name in (page.series.GPU_STEP, page.series.STEP):
             made_up_asv.write(folder, host, name=name, commit=toy.commits[name == page.series.STEP])
-    (card,) = page.write_histories(site, folder, [], branch_of(toy))
+    _, card = page.write_histories(site, folder, [], branch_of(toy))
     ((_, address),) = card.links
     text = (site / address).read_text()
     assert card.title == "NVIDIA Some GPU" and text.index("GPU milliseconds a step") < text.index(
         "<summary>Wall time"
     )
     assert [f"Wall time of a step on {host['machine']}" in text for host in hosts] == [True, True]
+
+
+def test_a_row_of_several_softwares_has_the_newest_time(toy: Toy, tmp_path: Path) -> None:
+    for number, torch in ((3, "2.13.0"), (1, "2.14.0")):
+        path = toy.record(number, {"baseline": 0.1 * number})
+        path.write_text(path.read_text().replace("2.13.0", torch))
+    (row,) = draw(toy).rows
+    assert len(row.runs) == 2 and row.figure == "300.0 ms"
+    assert len({tone for tone, _ in row.runs}) == 2
 
 
 def test_a_line_is_named_by_what_tells_it_from_the_others() -> None:
