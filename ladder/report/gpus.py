@@ -158,9 +158,12 @@ def draw_hero(machine: Machine, official_ms: float | None, theme: Theme) -> Any:
             at = HERO_BARS + scale * max(article, ms) + 0.07
             axes.text(at, y, short_ms(article), va="center", fontsize=11, color=theme.article)
         axes.barh(y, scale * ms, 0.27, left=HERO_BARS, color=color, linewidth=0)
-        text = short_ms(ms)
-        inside = measured(text, 12) < scale * ms - 0.1
-        x, ha = HERO_BARS + scale * ms + (-0.06 if inside else 0.07), "right" if inside else "left"
+        text, end = short_ms(ms), scale * ms
+        wide = measured(text, 12) + 0.1
+        if article and max(wide, end - wide) < scale * article < end:
+            end = scale * article  # the outline's end would cross the figure
+        inside = wide < end
+        x, ha = HERO_BARS + end + (-0.06 if inside else 0.07), "right" if inside else "left"
         ink = theme.ground if inside else theme.ink
         axes.text(x, y, text, ha=ha, va="center", fontsize=12, fontweight="bold", color=ink)
     details = f"{machine.shown.workload}, milliseconds a step"
