@@ -47,6 +47,12 @@ def test_a_step_is_marked_at_its_commit_with_its_verdict(toy: Toy) -> None:
     assert (mark.tone, mark.about) == ("bad", "+2.00%, confirmed")
 
 
+def test_a_step_that_coincides_with_a_new_driver_names_it(toy: Toy) -> None:
+    toy.slower_from(7, driver=7)
+    (mark,) = draw(toy).rows[1].marks
+    assert mark.tone == "muted" and mark.about.startswith("+2.00%, driver change, driver 5")
+
+
 def test_a_step_down_and_one_that_did_not_last_are_marked_as_what_they_are(toy: Toy) -> None:
     for number in range(len(toy.commits)):
         by = 1.05 if 4 <= number < 8 else 1.0

@@ -57,7 +57,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     broken.write_text(broken.read_text().replace('"gpu": "NVIDIA A100"', '"gpu": "<b>A100</b>"'))
     (folder / "results" / "asv" / "benchmarks.json").write_text('{"rungs.Rung.evil": null}')
     done = published.publish(folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0 and "report 1 of 1: " in done.stdout, done.stdout + done.stderr
     refused = [line for line in done.stderr.splitlines() if "refused" in line and "benchmarks" not in line]
     assert len(refused) == 1 and "a100" in refused[0]
     return folder / ".asv" / "html"
