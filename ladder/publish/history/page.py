@@ -58,15 +58,13 @@ def read_branch(places: Mapping[str, int], root: Path) -> Branch:
 
 
 def write_histories(site: Path, accepted: Path, steps: Sequence[Step], branch: Branch) -> list[Card]:
-    """Write the pages of the history into the folder ``site``. Return a card for each GPU, and for a CPU without one.
+    """Write the pages of the history of asv's validated files in ``accepted`` into the folder ``site``.
 
-    Args:
-        accepted: asv's validated files.
-        steps: what `screening.screen` found in them.
+    Return a card for what became slower (``steps``), and one for each GPU, or CPU without one.
     """
     groups: dict[str, list[Series]] = {}
     for one in series.read(accepted):
-        if one.rung and one.is_committed and branch.sort_commits(one.values):
+        if one.rung and series.UNCOMMITTED not in one.facts and branch.sort_commits(one.values):
             groups.setdefault(name_device(one), []).append(one)
     states = {identify_line(step.series, step.bad): step.status for step in steps}
     count = sum(step.status in OPEN for step in steps)
@@ -148,10 +146,7 @@ def tabulate_steps(steps: Sequence[Step], branch: Branch) -> Table:
 
 
 def list_charts(every: Sequence[Series], states: States, branch: Branch) -> list[Section]:
-    """Return a section for each workload of a GPU: its GPU time, and the wall time of each host in a fold.
-
-    Without GPU time a host's wall time is in the section itself.
-    """
+    """Return a section for each workload: its GPU time, and the wall time of each host in a fold."""
     sections = []
     for workload in sorted({one.params[0] for one in every}):
         mine = [one for one in every if one.params[0] == workload]

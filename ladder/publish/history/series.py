@@ -27,7 +27,7 @@ SOFTWARE = ("torch", "triton", "cuda", "python", "cudnn", "driver")
 GPU_SOFTWARE = ("torch", "cuda", "cudnn", "driver")
 STEP_TIME = re.compile(r"(?:.*\.)?samples_(step|gpu)_time")  # what bench-compare measures too
 _TYPED = re.compile(r"[A-Za-z0-9_.,'() -]{1,140}")  # may stand in a command that somebody copies into a shell
-_UNCOMMITTED = "tree"  # a series of the working tree with changes: nobody can look up what it measured
+UNCOMMITTED = "tree"  # a series of the working tree with changes: nobody can look up what it measured
 
 
 @dataclass
@@ -54,11 +54,6 @@ class Series:
     def torch(self) -> str | None:
         """Return the version of PyTorch."""
         return self.facts.get("torch")
-
-    @property
-    def is_committed(self) -> bool:
-        """Return whether a commit was measured, and not a working tree with changes."""
-        return bool(self.facts.get("machine")) and _UNCOMMITTED not in self.facts
 
     @property
     def card(self) -> str:
