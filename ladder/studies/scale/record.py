@@ -95,11 +95,21 @@ class Case(frame.Case, kw_only=True):
         return shares.processes(Recipe.from_dict(self.recipe))
 
 
+class Late(r.Record, kw_only=True):
+    """For how long of a profiled step others waited for a rank, and what its GPU did meanwhile."""
+
+    rank: Annotated[int, r.number_between(0, 4095)]
+    waited_ms: r.Amount
+    idle_ms: r.Amount
+    busiest: r.Text | None = None  # family of kernels
+
+
 class Run(r.Record, kw_only=True):
     """One process group of one generation.
 
     A sample is the slowest rank's cycle. Communication is that of a profiled step, the least of all ranks: one that
-    waits for another waits inside NCCL's kernel. The exposed part is the most of all ranks.
+    waits for another waits inside NCCL's kernel. The exposed part is the most of all ranks. Transfer is what is left
+    of each collective once its last rank has come; older files lack it.
     """
 
     generation: Annotated[int, r.number_between(0, 9_999)]  # of a hundred merged runs
@@ -107,6 +117,8 @@ class Run(r.Record, kw_only=True):
     gpu_ms: r.Ms | None = None
     comm_ms: r.Amount | None = None
     exposed_ms: r.Amount | None = None
+    transfer_ms: r.Amount | None = None
+    late: Annotated[list[Late], r.size_between(4096)] = []
     peak_reserved_bytes: r.Bytes | None = None
     peak_allocated_bytes: r.Bytes | None = None
     device_used_bytes: r.Bytes | None = None
@@ -189,7 +201,14 @@ class Point(r.Record, kw_only=True):
     high: float | None = None
     comm_ms: float | None = None
     exposed_ms: float | None = None
+    transfer_ms: float | None = None
+    late: list[Late] = []
     peak_bytes: float | None = None
+
+    @property
+    def waiting_ms(self) -> float | None:
+        """Return for how long of a step at least one rank waited for another."""
+        return sum(each.waited_ms for each in self.late) if self.late else None
 
     @property
     def series(self) -> tuple[str, str]:
@@ -236,8 +255,25 @@ def _derive_figures(point: Point, fewest: Point) -> Point:
     return replace(
         point, step_ms=step_ms, images_per_s=1000 * point.batch / step_ms,
         efficiency=statistics.median(ratios) if ratios else None, low=low, high=high, comm_ms=find_median("comm_ms"),
-        exposed_ms=find_median("exposed_ms"), peak_bytes=find_median("peak_reserved_bytes"),
+        exposed_ms=find_median("exposed_ms"), transfer_ms=find_median("transfer_ms"), late=average_late(point.runs),
+        peak_bytes=find_median("peak_reserved_bytes"),
     )  # fmt: skip
+
+
+def average_late(runs: Sequence[Run]) -> list[Late]:
+    """Return how late each rank was on average of the generations, the latest first."""
+    by_rank: dict[int, list[Late]] = {}
+    for each in itertools.chain.from_iterable(run.late for run in runs):
+        by_rank.setdefault(each.rank, []).append(each)
+    late = [
+        Late(
+            rank=rank, waited_ms=statistics.fmean(one.waited_ms for one in each),
+            idle_ms=statistics.fmean(one.idle_ms for one in each),
+            busiest=max(each, key=lambda one: one.waited_ms - one.idle_ms).busiest,
+        )
+        for rank, each in by_rank.items()
+    ]  # fmt: skip
+    return sorted(late, key=lambda each: -each.waited_ms)
 
 
 def find_fewest(point: Point, points: Iterable[Point]) -> Point:
