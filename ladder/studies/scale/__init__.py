@@ -291,18 +291,11 @@ def make_late_table(file: File) -> Table | None:
         Column("waited for it ms", "ratio"),
         Column("its GPU meanwhile", priority=1),
     ]  # fmt: skip
-    rows: list[list[Any]] = []
+    rows = []
     for point in record.derive_points(file):
         if point.late:
-            latest = point.late[0]
-            row = [
-                point.way,
-                point.scaling,
-                point.gpus,
-                point.transfer_ms,
-                point.waiting_ms,
-                point.exposed_ms,
-            ]
+            latest, waiting = point.late[0], sum(each.waited_ms for each in point.late)
+            row = [point.way, point.scaling, point.gpus, point.transfer_ms, waiting, point.exposed_ms]
             rows.append([*row, f"rank {latest.rank}", latest.waited_ms, describe_meanwhile(latest)])
     return Table(columns, rows) if rows else None
 
@@ -310,7 +303,7 @@ def make_late_table(file: File) -> Table | None:
 def describe_meanwhile(late: record.Late) -> str:
     """Return in words what a rank's GPU did while others waited for it."""
     idle = late.idle_ms / late.waited_ms if late.waited_ms else 0.0
-    words = [f"{idle:.0%} idle: its CPU had issued nothing"] if idle > 0.005 else []
+    words = [f"{idle:.0%} idle"] if idle > 0.005 else []
     return "; ".join([*words, *([f"most work: {late.busiest}"] if late.busiest else [])])
 
 

@@ -127,6 +127,11 @@ class Run(r.Record, kw_only=True):
     rejected: r.Count
     others_cpu: r.Share | None = None
 
+    @property
+    def waiting_ms(self) -> float:
+        """Return for how long of a step at least one rank waited for another."""
+        return sum(each.waited_ms for each in self.late)
+
 
 class Observed(frame.Compared, kw_only=True):
     """The process groups of a point; or of a proof the parity of the rank that is furthest off, and receipts' lines."""
@@ -206,11 +211,6 @@ class Point(r.Record, kw_only=True):
     peak_bytes: float | None = None
 
     @property
-    def waiting_ms(self) -> float | None:
-        """Return for how long of a step at least one rank waited for another."""
-        return sum(each.waited_ms for each in self.late) if self.late else None
-
-    @property
     def series(self) -> tuple[str, str]:
         """Return the way and the scaling, whose points are compared with each other."""
         return self.way, self.scaling
@@ -247,6 +247,9 @@ def _derive_figures(point: Point, fewest: Point) -> Point:
     is_alone = point.gpus == fewest.gpus or len(ratios) < FEWEST
     low, high = (None if is_alone else estimates.log_interval(ratios)) or (None, None)
 
+    waits = sorted((run for run in point.runs if run.late), key=lambda run: run.waiting_ms)
+    split = waits[len(waits) // 2] if waits else None  # one generation, so that its parts belong together
+
     def find_median(name: str) -> float | None:
         return estimates.median(
             [float(value) for run in point.runs if (value := getattr(run, name)) is not None]
@@ -255,25 +258,10 @@ def _derive_figures(point: Point, fewest: Point) -> Point:
     return replace(
         point, step_ms=step_ms, images_per_s=1000 * point.batch / step_ms,
         efficiency=statistics.median(ratios) if ratios else None, low=low, high=high, comm_ms=find_median("comm_ms"),
-        exposed_ms=find_median("exposed_ms"), transfer_ms=find_median("transfer_ms"), late=average_late(point.runs),
+        exposed_ms=find_median("exposed_ms"), transfer_ms=split.transfer_ms if split else None,
+        late=sorted(split.late, key=lambda each: -each.waited_ms) if split else [],
         peak_bytes=find_median("peak_reserved_bytes"),
     )  # fmt: skip
-
-
-def average_late(runs: Sequence[Run]) -> list[Late]:
-    """Return how late each rank was on average of the generations, the latest first."""
-    by_rank: dict[int, list[Late]] = {}
-    for each in itertools.chain.from_iterable(run.late for run in runs):
-        by_rank.setdefault(each.rank, []).append(each)
-    late = [
-        Late(
-            rank=rank, waited_ms=statistics.fmean(one.waited_ms for one in each),
-            idle_ms=statistics.fmean(one.idle_ms for one in each),
-            busiest=max(each, key=lambda one: one.waited_ms - one.idle_ms).busiest,
-        )
-        for rank, each in by_rank.items()
-    ]  # fmt: skip
-    return sorted(late, key=lambda each: -each.waited_ms)
 
 
 def find_fewest(point: Point, points: Iterable[Point]) -> Point:
