@@ -334,7 +334,6 @@ USUAL = (
     ("checkpointing", "half", (0.5, 0.5), "memory", f"{H100}/article-b32/memory", "checkpointing"),
     ("checkpointing", "10% slower", (1 / 1.1, 1 / 1.1), "step", f"{H100}/article-b32/memory", "checkpointing"),
     ("accumulating in two parts", "", None, "memory", f"{H100}/article-b32/accumulation", "accumulate_2"),
-    ("accumulating in two parts", "", None, "step", f"{H100}/article-b32/accumulation", "accumulate_2"),
     ("pinned memory, workers", "", None, "step", f"{H200}/article/article", "data_loading"),
 )  # fmt: skip
 
