@@ -416,16 +416,13 @@ def check_rows(session: Session, key: str) -> Observed:
     """
     from ladder.engine import rounds, run
     from ladder.engine.pool import WorkerFailure
-    from ladder.machine.threads import share_threads
 
     job, pool, gate = session.job, session.pool, threading.Lock()
     waiting = {name: case for name, case in session.file.cases.items() if name not in session.file.observed}
     rows = {name: case for name, case in waiting.items() if case.part == "parity" and not case.reason}
-    is_small, lanes = run.count_lanes(job.device, job.workload, job.machine.get("gpu_memory_gb"))
-    beside = max(1, min(lanes, len(rows)))
     results: dict[str, Observed] = {}
 
-    def check(name: str, threads: int | None = None) -> None:
+    def check(name: str, threads: int | None) -> None:
         try:
             results[name] = check_parity(session, rows[name], threads)
         except WorkerFailure as failure:
@@ -437,14 +434,7 @@ def check_rows(session: Session, key: str) -> Observed:
                 session.keep(name, results[name])
                 session.report(f"{name}: {format_parity(results[name].parity) or results[name].reason}")
 
-    if not is_small:  # the first makes the reference, whose batch might have to shrink beside others
-        check(key)
-    if beside > 1:
-        jobs = [functools.partial(check, name, share_threads(beside)) for name in rows if name not in results]
-        rounds.run_each(jobs, beside, pool.kill)
-    for name in rows:
-        if name not in results:
-            check(name)
+    run.inspect_beside(job, [*rows], [*rows], check, lambda name: name not in results, pool.kill)
     return results[key]
 
 

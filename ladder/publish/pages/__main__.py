@@ -114,6 +114,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "passes": tables.render_passes,
     "rungs": tables.render_run,
     "targets": tables.render_targets,
+    "usual": tables.render_usual,
     "upstream": tables.render_files("upstream", slice(2)),
 }
 
