@@ -84,9 +84,14 @@ class Loader(Record):
     line: Words
     workers: Count
     pinned: bool
-    batches: Count
-    wait_ms: Amount
+    waits_ms: list[Amount]
     steps: Positive
+
+    @property
+    def wait_ms(self) -> float:
+        """Return the wait in a step, without the longest tenth: another process may have had the CPU."""
+        usual = sorted(self.waits_ms)[: -max(1, len(self.waits_ms) // 10)]
+        return statistics.mean(usual or [0.0]) * len(self.waits_ms) / self.steps
 
 
 class Parallel(Record):
@@ -278,7 +283,7 @@ def find_synchronizations(seen: Observation) -> Loss | None:
 
 
 def find_slow_loader(seen: Observation) -> Loss | None:
-    ms = sum(each.wait_ms / each.steps for each in seen.loaders)
+    ms = sum(each.wait_ms for each in seen.loaders)
     if ms < WAITING * seen.step_ms:
         return None
     slowest = max(seen.loaders, key=lambda each: each.wait_ms)
@@ -371,11 +376,9 @@ def find_unused_graph(seen: Observation) -> Loss | None:
 
 
 def find_weight_casts(seen: Observation) -> Sequence[Row]:
-    return [
-        e
-        for e in seen.rows
-        if e.note == "cast again" and e.owner >= 0 and not (e.order or e.via == "optimizer")
-    ]
+    rows = [e for e in seen.rows if e.note.startswith("cast") and e.owner >= 0 and e.via != "optimizer"]
+    again = {each.line for each in rows if each.note == "cast again" and not each.order}
+    return [each for each in rows if each.line in again]
 
 
 def find_scaler_with_bf16(seen: Observation) -> Loss | None:

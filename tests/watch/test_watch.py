@@ -96,8 +96,7 @@ net = nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)  # u
 last = nn.utils.weight_norm(nn.Linear(512, 512))  # : last = nn.Linear(512, 512)
 wide = nn.Linear(512, 512)
 weights = [*net.parameters(), *wide.parameters(), *last.parameters()]
-average = [each.detach().clone() for each in weights]
-opt = torch.optim.AdamW(weights, fused=False)  # : opt = torch.optim.AdamW(weights, fused=True)
+opt = torch.optim.SGD(weights, fused=True)
 def project(x):
     for _ in range(12):
         x = F.linear(x, wide.weight.to(torch.bfloat16))  # weight_casts: x = F.linear(x, weight)
@@ -106,15 +105,24 @@ def project(x):
 for number in range(60):
     weight = wide.weight.to(torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        image = net(torch.randn(2, 8, 16, 16))[:, :8]
-        loss = features(image).float().mean()  # unowned_gradients: loss = features(image).float().mean()
+        image = net(torch.randn(2, 8, 8, 8))[:, :8].float()
+    loss = features(image.repeat(2, 1, 4, 4)).mean()  # unowned_gradients: loss = features(image).mean()
     loss = loss + project(torch.randn(4, 512, dtype=torch.bfloat16)).mean()
     loss = loss + last(torch.randn(4, 512)).mean()  # weight_norm: loss = loss + last(torch.randn(4, 512)).mean()
-    opt.zero_grad(set_to_none=False)  # zeroed_gradients: opt.zero_grad()
+    opt.zero_grad()
     loss.backward()
+    opt.step()
+"""
+UPDATES = """
+net = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
+average = copy.deepcopy(net)
+opt = torch.optim.AdamW(net.parameters(), fused=False)  # : opt = torch.optim.AdamW(net.parameters(), fused=True)
+for number in range(60):
+    opt.zero_grad(set_to_none=False)  # zeroed_gradients: opt.zero_grad()
+    net(torch.randn(4, 256)).mean().backward()
     opt.step()  # unfused_optimizer: opt.step()
     with torch.no_grad():
-        for mine, its in zip(average, weights):
+        for mine, its in zip(average.parameters(), net.parameters()):
             mine.mul_(0.99).add_(its, alpha=0.01)  # parameter_loop: pass
 """
 
@@ -159,7 +167,9 @@ def read_findings(folder: Path) -> dict[str, dict[str, object]]:
     return {each["id"]: each for each in json.loads(out)["findings"]}
 
 
-@pytest.mark.parametrize("body", [GAN, LOADER, PRECISION], ids=["gan", "loader", "precision"])
+@pytest.mark.parametrize(
+    "body", [GAN, LOADER, PRECISION, UPDATES], ids=["gan", "loader", "precision", "updates"]
+)
 @pytest.mark.parametrize("is_clean", [False, True], ids=["planted", "clean"])
 def test_planted_mistakes_are_found_at_their_lines_and_their_clean_twins_have_none(
     tmp_path: Path, body: str, is_clean: bool

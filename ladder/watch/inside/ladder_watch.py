@@ -20,6 +20,7 @@ import json
 import linecache
 import os
 import re
+import statistics
 import sys
 import sysconfig
 import time
@@ -32,6 +33,7 @@ from typing import Any
 VARIABLE = "LADDER_WATCH"  # holds the settings as JSON
 MOST_STEPS, FEWEST_STEPS, MOST_WINDOW_S = 32, 4, 30.0  # of a window whose length is not given
 MOST_ROWS, MOST_NODES = 2000, 100_000
+FAR = 4.0  # times the median of an operator's durations
 LOOKS = 4  # at the graphs that the user's variables hold
 LIBRARIES = (os.path.dirname(os.path.abspath(__file__)), sysconfig.get_path("stdlib"))
 # Files of PyTorch between a user's line and an operator that say what the operator is for.
@@ -216,9 +218,8 @@ class Watch:
     def note_batch(self, seconds: float, batches: Any) -> None:
         if self.stage == "skip" and len(self.walls_ms) >= self.skip // 2:
             line, facts = find_line(), {"workers": batches._num_workers, "pinned": bool(batches._pin_memory)}
-            loader = self.loaders.setdefault(line, {"line": line, **facts, "batches": 0, "wait_ms": 0.0})
-            loader["batches"] += 1
-            loader["wait_ms"] += 1e3 * seconds
+            loader = self.loaders.setdefault(line, {"line": line, **facts, "waits_ms": []})
+            loader["waits_ms"].append(1e3 * seconds)
 
     def note_parallel(self, _: float, parallel: Any, *args: Any, **kwargs: Any) -> None:
         of_gradients = sum(p.numel() * p.element_size() for p in parallel.parameters() if p.requires_grad)
@@ -730,17 +731,19 @@ class Digest:
 
     def list_rows(self) -> list[dict[str, Any]]:
         """Return where the time went, the largest first: of kernels where there are any, else of operators."""
-        sums: dict[tuple[Any, ...], list[float]] = defaultdict(lambda: [0, 0])
+        times: dict[tuple[Any, ...], list[float]] = defaultdict(list)
         for event in self.work:
             operator = self.operators.get(self.by_id.get(event.linked_correlation_id()))
             phase = find_phase(self.marks, operator.start if operator else event.start_ns())
-            row = sums[self._name_row(operator, event.name()[:300], phase)]
-            row[:] = row[0] + 1, row[1] + event.duration_ns() / 1e3
+            times[self._name_row(operator, event.name()[:300], phase)].append(event.duration_ns() / 1e3)
         for each in () if self.work else self.in_order:
-            row = sums[self._name_row(each, "", each.phase)]
-            row[:] = row[0] + 1, row[1] + max(each.own_us, 0.0)
-        rows = sorted(sums.items(), key=lambda each: -each[1][1])
-        return [dict(zip(ROW, (*key, *values), strict=True)) for key, values in rows[:MOST_ROWS]]
+            times[self._name_row(each, "", each.phase)].append(max(each.own_us, 0.0))
+        if not self.work:  # an operator during which another process had the CPU counts as its like
+            times = {
+                key: [min(us, FAR * statistics.median(each)) for us in each] for key, each in times.items()
+            }
+        rows = sorted(((*key, len(each), sum(each)) for key, each in times.items()), key=lambda row: -row[-1])
+        return [dict(zip(ROW, row, strict=True)) for row in rows[:MOST_ROWS]]
 
     def _name_row(self, operator: Operator | None, kernel: str, phase: int) -> tuple[Any, ...]:
         if operator is None:
