@@ -26,7 +26,12 @@ PRODUCTS_SHARE = 0.2  # of a step in FP32 products, above which BF16 is worth a 
 FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
 FEW_TENSORS = 8
 BUSY_CORES = 3.0
-LIBRARY = ("grad_scaler", "optimizer", "loader")  # purposes of synchronizations that are not the user's
+LIBRARY = (
+    "grad_scaler",
+    "optimizer",
+    "loader",
+    "watch",
+)  # purposes of synchronizations that are not the user's
 CONVERSION = re.compile(r"n(chw|hwc)(to|2)n(chw|hwc)", re.IGNORECASE)
 FLATTENING = ("aten::flatten", "aten::reshape", "aten::mean", "aten::adaptive_avg_pool2d")
 UNOWNED = -2
@@ -488,7 +493,7 @@ FINDINGS: dict[Find, Advice] = {
         "`pin_memory=True` in the loader and `.to(device, non_blocking=True)`", rung="blocking_copies",
     ),
     find_unfused_optimizer: Advice(
-        "an optimizer updates its weights in many small operations", "`fused=True`", rung="fused_adam",
+        "an optimizer updates its weights in several passes", "`fused=True`", rung="fused_adam",
     ),
     find_parameter_loop: Advice(
         "a loop in Python over all weights, such as a moving average",

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -187,3 +189,122 @@ def test_planted_mistakes_are_found_at_their_lines_and_their_clean_twins_have_no
         named["debug_modes"] = [expected["debug_modes"]]  # a setting has no line
     assert {name for name, line in expected.items() if line not in named.get(name, [])} == set(), named
     assert named.keys() == expected.keys(), named
+
+
+# --- the user's program stays as it is --------------------------------------------------------------------------------
+
+TINY = """
+import sys, torch
+net = torch.nn.Linear(4, 4)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+torch.manual_seed(int(sys.argv[1]))
+for number in range(int(sys.argv[2])):
+    opt.zero_grad()
+    net(torch.randn(2, 4)).square().mean().backward()
+    opt.step()
+print("end", net.weight.sum().item().hex(), sys.argv)
+sys.exit(7)
+"""
+
+
+def test_a_training_computes_prints_and_ends_as_it_does_without_the_watch(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\ntorch.manual_seed(3)\n" + TINY)
+    command = [sys.executable, "train.py", "5", "60"]
+    alone = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    status, out, err = run_watch(tmp_path, "--skip", "4", "--steps", "2", "--", *command)
+    assert (status, out) == (alone.returncode, alone.stdout) == (7, out) and out.startswith("end")
+    assert "a step takes" in err and (tmp_path / "watch.json").exists()
+
+
+def test_a_module_of_a_program_that_stops_after_the_report(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TINY)
+    begun = time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        arguments = ("--skip", "4", "--steps", "2", "--stop", "--module", "train", "--", "1", "1000000000")
+        status, out, err = run_watch(tmp_path, *arguments)
+    assert status == 0 and out == "" and "a step takes" in err and time.monotonic() - begun < 120
+
+
+def test_a_training_that_is_too_short_never_steps_or_does_not_start_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TINY.replace("sys.exit(7)", ""))
+    (tmp_path / "idle.py").write_text("import torch\n")
+    cases = {
+        (sys.executable, "train.py", "1", "9"): (2, "ended after 8 steps"),
+        (sys.executable, "idle.py"): (2, "no optimizer of PyTorch stepped"),
+        (sys.executable, "-c", "raise SystemExit(5)"): (5, "no optimizer of PyTorch stepped"),
+        ("no-such-program",): (2, "no-such-program: cannot be started"),
+        (): (2, "name the training's command"),
+    }
+    for command, (expected, reason) in cases.items():
+        status, _, err = run_watch(tmp_path, *(["--"] if command else []), *command)
+        assert status == expected and reason in err.splitlines()[-1], (command, err)
+        assert not (tmp_path / "watch.json").exists()
+
+
+def test_ctrl_c_and_termination_reach_the_program(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"
+        "try:\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print('saved', flush=True)\n    sys.exit(3)\n"
+    )
+    for number, expected, words in ((signal.SIGINT, 3, "saved\n"), (signal.SIGTERM, 9, "")):
+        with start_watch(tmp_path, "--", sys.executable, "train.py", start_new_session=True) as process:
+            assert process.stdout.readline() == "ready\n"
+            if number == signal.SIGINT:  # a terminal sends it to the whole group
+                os.killpg(process.pid, number)
+            else:
+                process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (expected, words), err
+
+
+def test_workers_of_a_loader_and_other_ranks_do_not_disturb(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import os, torch
+torch.distributed.init_process_group("gloo")
+images = torch.utils.data.TensorDataset(torch.randn(64, 4))
+loader = torch.utils.data.DataLoader(images, batch_size=2, num_workers=1)
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for (batch,) in loader:
+    opt.zero_grad()
+    net(batch).mean().backward()
+    opt.step()
+if torch.distributed.get_rank() == 0:
+    print("end")
+torch.distributed.destroy_process_group()
+"""
+    )
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    status, out, err = run_watch(tmp_path, "--skip", "6", "--steps", "2", "--", sys.executable, *command)
+    assert (status, out) == (0, "end\n"), err
+    assert "SGD at train.py:11 1x" in err
+    seen = json.loads((tmp_path / "watch.json").read_text())
+    assert [loader["workers"] for loader in seen["loaders"]] == [1]
+
+
+def test_recompilations_and_graph_breaks_of_compiled_code_are_found(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import torch
+net = torch.nn.Linear(4, 4)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+@torch.compile(backend="eager", dynamic=False)
+def loss_of(x):
+    torch._dynamo.graph_break()
+    return net(x).square().mean()
+
+for number in range(14):
+    opt.zero_grad()
+    loss_of(torch.randn(number % 8 + 2, 4)).backward()
+    opt.step()
+"""
+    )
+    status, _, err = run_watch(tmp_path, "--skip", "4", "--steps", "2", "--", sys.executable, "train.py")
+    assert status == 0, err
+    findings = read_findings(tmp_path)
+    assert {"recompilations", "graph_breaks"} <= findings.keys(), err
+    assert {*findings["recompilations"]["where"]} <= {f"train.py:{line}" for line in (5, 6, 7)}

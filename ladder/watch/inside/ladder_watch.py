@@ -647,12 +647,15 @@ class Digest:
             list_work(results),
             {(e.start_ns(), e.name()): e for e in list_calls(results)},
         )
-        self.by_id = {each.correlation_id(): key for key, each in self.events.items()}
         self.operators: dict[Any, Operator] = {}  # by start and name
         self.casts: set[Any] = set()  # (the storage that was cast, the place of its phase)
         self.waits: list[tuple[str, str, float]] = []  # (line, purpose, us) of torch.cuda.synchronize
         self.backward: dict[int, set[str]] = defaultdict(set)
         self._walk(results.experimental_event_tree())
+        known = [
+            key for key in self.operators if key in self.events
+        ]  # CUDA's calls have numbers of their own
+        self.by_id = {self.events[key].correlation_id(): key for key in known}
         self.forward: dict[
             Any, Operator
         ] = {}  # by thread and autograd's number: what made a node has it last
@@ -687,6 +690,8 @@ class Digest:
         file = fields.callsite.file_name
         if is_users(file):
             return name_line(file, fields.callsite.line_number), outer, via if via == "loader" else ""
+        if find_file(file) == __file__ and "_synchronize" in event.name:
+            return line, outer, "watch"
         if file.endswith("autograd/__init__.py") and "backward" in event.name:
             self.backward[find_phase(self.marks, event.start_time_ns)].add(line)
         purposes = [NORMS[word] for word in NORMS if word in event.name]
@@ -767,9 +772,9 @@ class Digest:
             row = sums["synchronize", line, via, True]
             row[:] = row[0] + 1, row[1] + us
         for key, each in self.operators.items():
-            call = "copy to the CPU" if each.note == "cuda to cpu" else SYNCHRONIZING.get(each.name)
-            if call or key in waited:
-                row = sums[call or each.name, each.line, each.via, each.device == "cuda" or key in waited]
+            call = SYNCHRONIZING.get(each.name)
+            if key in waited or (call and each.device == "cpu"):
+                row = sums[call or f"copy, {each.note}", each.line, each.via, key in waited]
                 row[:] = row[0] + 1, row[1] + waited[key]
         keys = ("call", "line", "via", "on_gpu", "calls", "us")
         return [dict(zip(keys, (*key, *values), strict=True)) for key, values in sums.items()]
