@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .dependent_launch import after_previous, launching
+from .dependent_launch import after_previous
+from .launches import launch_kernel
 from .tiles import Tiling, accumulator, tl, triton
 
 # ---- rows --------------------------------------------------------------------------------------------------------
@@ -115,10 +116,14 @@ def add_up(
         pairs = [
             t for part, out in zip(parts, outs, strict=True) for t in (part, None if part is None else out)
         ]
-        sum_partials_kernel[grid](
-            *pairs, channels, *rows, *jobs, BLOCK_R=how.rows, BLOCK_C=how.columns, num_warps=how.warps,
-            **launching(),
-        )  # fmt: skip
+        launch_kernel(
+            sum_partials_kernel,
+            grid,
+            (*pairs, channels, *rows, *jobs),
+            BLOCK_R=how.rows,
+            BLOCK_C=how.columns,
+            num_warps=how.warps,
+        )
 
 
 class Sums:

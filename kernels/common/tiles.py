@@ -7,6 +7,7 @@ integer division. The start of a tile is a 64-bit number, the offset in the tile
 more than 2^31 elements, and an element still costs one addition.
 """
 
+import contextlib
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..choices import choose, size_of
-from .dependent_launch import launching
 from .language import INTERPRETED, tl, triton
+from .launches import launch_kernel
 
 COUNTS = ["tiles", "programs"]  # arguments whose values do not make Triton compile a kernel anew
 ARCHITECTURE, PROCESSORS = 90, 132  # those of an H200; tilings are made for it where there is no GPU
@@ -102,8 +103,13 @@ def tiling(
 def launch(kernel, t: Tiling, pointers: tuple, dtype: torch.dtype, *scalars, **constants) -> None:
     """Launch `kernel` over the tiles t of an activation of this dtype."""
     if t.grid[0] * t.grid[1]:
-        kernel[t.grid](
-            *pointers, *t.sizes, *scalars, ACC=tl_accumulator(dtype), **t.options, **constants, **launching()
+        launch_kernel(
+            kernel,
+            t.grid,
+            (*pointers, *t.sizes, *scalars),
+            ACC=tl_accumulator(dtype),
+            **t.options,
+            **constants,
         )
 
 
@@ -157,6 +163,13 @@ def output_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
+def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
+    """Switch autocast off for x's kind of device, if it is on."""
+    kind = x.device.type
+    is_on = torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if is_on else contextlib.nullcontext()
+
+
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of sums: float64 for float64, float32 for everything else."""
     return torch.float64 if dtype is torch.float64 else torch.float32
@@ -168,15 +181,7 @@ def tl_accumulator(dtype: torch.dtype):
 
 
 def check_device(x: Tensor) -> None:
-    """Raise RuntimeError for a tensor that no Triton kernel can read, with a clearer message than Triton's.
-
-    Triton launches on the current device, whatever device the tensors are on.
-    """
-    if x.is_cuda and (here := torch.cuda.current_device()) != x.get_device():
-        raise RuntimeError(
-            f"the tensor is on {x.device} and kernels are launched on the current device, cuda:{here}: "
-            f"call torch.cuda.set_device({x.get_device()}) first, or use torch.cuda.device({x.get_device()})"
-        )
+    """Raise RuntimeError for a tensor that no Triton kernel can read, with a clearer message than Triton's."""
     if not (x.is_cuda or INTERPRETED):
         raise RuntimeError(
             f"Triton kernels need a CUDA tensor, got one on {x.device}; use the op's _reference there, "

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..common.dependent_launch import launching
+from ..common.launches import launch_kernel
 from ..common.tiles import power_of_2, tl_accumulator
 from .dense_kernels import dense_finish_kernel, dense_grad_kernel, dense_kernel
 
@@ -107,6 +107,12 @@ def _covered(n: int, i: int, slots: int, weights: Sequence[Tensor], call: Call) 
     return cover, constants
 
 
+def _three(size: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return N, S, I of x [N, S, I] or [N, I]."""
+    n, *slots, i = size
+    return n, *(slots or (1,)), i
+
+
 def _slices(flat: Tensor, cover: _Cover, shapes: list[tuple[int, ...]], unit: int) -> list[Tensor]:
     """Return each layer's part of a buffer with `unit` elements for each output."""
     start, found = flat.storage_offset(), []
@@ -119,8 +125,11 @@ def _slices(flat: Tensor, cover: _Cover, shapes: list[tuple[int, ...]], unit: in
 def forward(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None, call: Call
 ) -> list[Tensor]:
-    """Return [N, O] of each layer, slices of one buffer, for x [N, S, I] and contiguous weights of one dtype."""
-    n, slots, i = x.shape
+    """Return [N, O] of each layer, slices of one buffer.
+
+    x is [N, S, I], or [N, I] for a single layer; weights are contiguous and of one dtype.
+    """
+    n, slots, i = _three(x.shape)
     cover, constants = _covered(n, i, slots, weights, call)
     widths = tuple(w.shape[0] for w in weights)
     flat = x.new_empty((n * cover.total,))
@@ -129,26 +138,37 @@ def forward(
         return ys
     whole, constants = cover.grid[2] == 1, constants | {"ACT": call.act}
     into = flat if whole else x.new_empty((cover.grid[2] * n * widths[0],))
-    dense_kernel[cover.grid](
-        x, tuple(weights), None if biases is None else tuple(biases), into, n, i, slots * i, cover.chunk,
-        WIDTH=widths, BASE=cover.base, SLOT=call.slots, WHOLE=whole, **constants, **cover.forward, **launching(),
-    )  # fmt: skip
+    launch_kernel(
+        dense_kernel,
+        cover.grid,
+        (x, tuple(weights), None if biases is None else tuple(biases), into, n, i, slots * i, cover.chunk),
+        WIDTH=widths,
+        BASE=cover.base,
+        SLOT=call.slots,
+        WHOLE=whole,
+        **constants,
+        **cover.forward,
+    )
     if not whole:
         size = n * widths[0]
-        dense_finish_kernel[(-(-size // 256),)](
-            into, None if biases is None else biases[0], flat, size, widths[0],
-            CHUNKS=cover.grid[2], **constants, BLOCK=256, **launching(),
-        )  # fmt: skip
+        launch_kernel(
+            dense_finish_kernel,
+            (-(-size // 256),),
+            (into, None if biases is None else biases[0], flat, size, widths[0]),
+            CHUNKS=cover.grid[2],
+            **constants,
+            BLOCK=256,
+        )
     return ys
 
 
-def backward(gs, ys, x, weights, size: tuple[int, int, int], call: Call, needs: tuple[bool, bool, bool]):
-    """Return dx [N, S, I] = size, dweight and dbias of each layer. Those not needed are None, or lists of None.
+def backward(gs, ys, x, weights, size: tuple[int, ...], call: Call, needs: tuple[bool, bool, bool]):
+    """Return dx, of the size that x has, dweight and dbias of each layer. Those not needed are None, or lists of None.
 
     ys: results of the forward pass if it had an activation, else None. The tensor x is read only for the weights'
     gradients, and the weights only for the gradient of x. The weights' shapes are always read.
     """
-    n, slots, i = size
+    n, slots, i = _three(size)
     deep = len(weights) == slots == 1 and i >= DEEP
     products = tuple(need and deep and n >= most for need, most in zip(needs, PRODUCTS, strict=True))
     ours = tuple(need and not product for need, product in zip(needs, products, strict=True))
@@ -159,7 +179,7 @@ def backward(gs, ys, x, weights, size: tuple[int, int, int], call: Call, needs: 
     return tuple(a if product else b for a, b, product in zip(theirs, found, products, strict=True))
 
 
-def _by_products(g, y, x, weight, size: tuple[int, int, int], call: Call, needs: tuple[bool, bool, bool]):
+def _by_products(g, y, x, weight, size: tuple[int, ...], call: Call, needs: tuple[bool, bool, bool]):
     """Compute `backward` of one layer by PyTorch's matrix products."""
     dx, dweight, dbias = None, None, None
     # y has the sign of its input.
@@ -167,18 +187,19 @@ def _by_products(g, y, x, weight, size: tuple[int, int, int], call: Call, needs:
     scale = call.gain * call.weight_gain
     if needs[0]:
         dx = g.new_empty(size)
-        torch.addmm(dx[:, 0], d, weight, beta=0, alpha=scale, out=dx[:, 0])
+        flat = dx.view(len(d), -1)
+        torch.addmm(flat, d, weight, beta=0, alpha=scale, out=flat)
     if needs[1]:
-        dweight = g.new_empty((d.shape[1], size[2]))
-        torch.addmm(dweight, d.t(), x[:, 0], beta=0, alpha=scale, out=dweight)
+        dweight = g.new_empty((d.shape[1], size[-1]))
+        torch.addmm(dweight, d.t(), x.view(len(d), -1), beta=0, alpha=scale, out=dweight)
     if needs[2]:
         dbias = d.sum(0).mul_(call.gain * call.bias_gain)
     return dx, [dweight], [dbias]
 
 
-def _launched(gs, ys, x, weights, size: tuple[int, int, int], call: Call, needs: tuple[bool, bool, bool]):
+def _launched(gs, ys, x, weights, size: tuple[int, ...], call: Call, needs: tuple[bool, bool, bool]):
     """Compute `backward` in one launch of our kernel."""
-    (n, slots, i), widths = size, tuple(w.shape[0] for w in weights)
+    (n, slots, i), widths = _three(size), tuple([w.shape[0] for w in weights])
     cover, constants = _covered(n, i, slots, weights, call)
     gs = tuple(g.contiguous() for g in gs)
     needs_w = needs[1] or needs[2]
@@ -187,11 +208,29 @@ def _launched(gs, ys, x, weights, size: tuple[int, int, int], call: Call, needs:
     db_flat = gs[0].new_empty((cover.total,)) if needs[2] else None
     x_jobs, w_jobs = (cover.x_jobs if needs[0] else 0), (cover.w_jobs if needs_w else 0)
     if x_jobs + w_jobs:
-        dense_grad_kernel[(x_jobs + w_jobs,)](
-            gs, None if ys is None else tuple(ys), x, tuple(weights), dx, dw_flat, db_flat,
-            n, i, slots * i, slots, x_jobs,
-            WIDTH=widths, BASE=cover.base, SLOT=call.slots, **constants, **cover.backward, **launching(),
-        )  # fmt: skip
+        launch_kernel(
+            dense_grad_kernel,
+            (x_jobs + w_jobs,),
+            (
+                gs,
+                None if ys is None else tuple(ys),
+                x,
+                tuple(weights),
+                dx,
+                dw_flat,
+                db_flat,
+                n,
+                i,
+                slots * i,
+                slots,
+                x_jobs,
+            ),
+            WIDTH=widths,
+            BASE=cover.base,
+            SLOT=call.slots,
+            **constants,
+            **cover.backward,
+        )
     nothing = [None] * len(widths)
     dweights = _slices(dw_flat, cover, [(w, i) for w in widths], i) if needs[1] else nothing
     dbiases = _slices(db_flat, cover, [(w,) for w in widths], 1) if needs[2] else nothing

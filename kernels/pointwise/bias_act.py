@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..common.arguments import check_act, check_tensors
+from ..common.arguments import check_act, check_once, check_tensors
 from ..common.dependent_launch import after_previous
 from ..common.needed import needed
 from ..common.operators import OPERATORS, empty_like, operator, pick, place
@@ -122,6 +122,7 @@ def bytes_moved(
     return activation + (noise.nbytes if noise is not None else 0)
 
 
+@check_once
 def _check(x, bias, noise, strength, scale, act, slope, gain, clamp=None, **needed) -> tuple[float, float]:
     """Validate the arguments, and return the activation's slope and gain. Only `needed` tensors must be given."""
     check_tensors({"x": x, **needed}, bias=bias, noise=noise, strength=strength, scale=scale)
@@ -343,6 +344,13 @@ def backward(g, ref, bias, noise, strength, scale, call: Call, needs: tuple[bool
         return dx, None, None, None
     dscale, dbias, dstrength = sums.finish()
     return dx, dbias, dstrength, dscale
+
+
+def run_call(call: Call, x, bias=None, noise=None, strength=None, scale=None) -> Tensor:
+    """Compute y in x.dtype for checked, dense tensors. A call that nothing differentiates leaves autograd out."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, bias, strength, scale)):
+        return _BiasAct.apply(x, bias, noise, strength, scale, call, x.dtype)
+    return forward(x, bias, noise, strength, scale, call, x.dtype)
 
 
 class _BiasAct(torch.autograd.Function):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..common.arguments import check_tensors, fits
+from ..common.arguments import check_once, check_tensors, fits
 from ..common.dependent_launch import after_previous
 from ..common.needed import needed
 from ..common.operators import OPERATORS, empty_like, operator, pick, place
@@ -61,6 +61,7 @@ def bytes_moved(x: Tensor, *, backward: bool = False, out: torch.dtype | None = 
     return 2 * x.nbytes + out_bytes if backward else x.nbytes + out_bytes
 
 
+@check_once
 def _check(x: Tensor, style: Tensor) -> None:
     check_tensors({"x": x, "style": style})
     if x.dim() != 4 or not fits(style.shape, x.shape[:2], (*x.shape[:2], 1, 1)):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import choices
-from ..common.dependent_launch import launching
+from ..common.launches import launch_kernel
 from ..common.sums import Sums
 from ..common.tiles import (
     INTERPRETED,
@@ -221,8 +221,8 @@ def launch(
     cover = _cover_of(name, act, call, x)
     grid = (cover.tiling.grid[0] * cover.tiling.grid[1],)
     constants |= {"SLOPE": act.slope, "GAIN": act.gain} | cover.constants
-    KERNELS[name][grid](
-        *pointers, *cover.sizes, noise_stride(noise), *cover.tiles, **constants, **launching()
+    launch_kernel(
+        KERNELS[name], grid, (*pointers, *cover.sizes, noise_stride(noise), *cover.tiles), **constants
     )
 
 
@@ -262,8 +262,8 @@ class _MapSums:
             "BLOCK_C": 32,
             "BLOCK": 2048,
         }
-        filter_act_sums_kernel[grid](
-            sums, *inputs, *outputs, n, c, *self.strides, jobs, **constants, **launching()
+        launch_kernel(
+            filter_act_sums_kernel, grid, (sums, *inputs, *outputs, n, c, *self.strides, jobs), **constants
         )
 
 

@@ -5,7 +5,6 @@ Calls are prepared for a shape: the same results and launches, without questions
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -380,63 +379,6 @@ def test_a_backward_pass_that_nothing_differentiates_is_one_call(ops: cases.Ops)
     assert (
         frozen.grad_fn is not None and frozen.grad_fn.saved_tensors[0] is None
     )  # the image is not kept alive
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", PREPARED)
-def test_a_later_call_does_not_ask_triton(ops: cases.Ops, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither forward nor backward; only a backward pass that is differentiated itself is not prepared."""
-    from triton.runtime.jit import JITFunction
-
-    ours, _, inputs = prepare(ops, name)
-    expected = [y := ours(*inputs), *torch.autograd.grad(y, inputs, torch.ones_like(y))]
-    monkeypatch.setattr(JITFunction, "run", lambda *_, **__: pytest.fail("Triton was asked"))
-    results = [y := ours(*inputs), *torch.autograd.grad(y, inputs, torch.ones_like(y))]
-    for one, other in zip(results, expected, strict=True):
-        assert torch.equal(one, other)
-
-
-class _Kernel:
-    """A kernel that Triton compiles at its first launch, and its compiled form."""
-
-    arg_names = ("x", "y", "n", "BLOCK", "FLAG")
-
-    def __init__(self, log: list[tuple[Any, ...]], is_compiled: bool = False) -> None:
-        self.log, self.is_compiled = log, is_compiled
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
-        def launch(*args: Any, **constants: Any) -> Any:
-            self.log.append(("itself" if self.is_compiled else "Triton", grid, args, constants))
-            return _Kernel(self.log, is_compiled=True)
-
-        return launch
-
-
-def test_a_kernel_is_launched_itself_after_triton_has_compiled_it(
-    ops: cases.Ops, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With Triton 3.6, on a machine whose current device can be set."""
-    current, entered, log = [0], [], []
-    driver = SimpleNamespace(
-        get_current_device=lambda: current[-1], get_current_stream=lambda device: f"stream {device}"
-    )
-    runtime = SimpleNamespace(driver=SimpleNamespace(active=driver))
-    monkeypatch.setattr(inside(".prepared"), "triton", SimpleNamespace(runtime=runtime, __version__="3.6.0"))
-    monkeypatch.setattr(torch.cuda, "device", lambda on: entered.append(on) or contextlib.nullcontext())
-    x, y = torch.zeros(2, 16, device="cpu")
-    constants = {"FLAG": True, "num_warps": 4, "BLOCK": 64}
-    launch = inside(".prepared").Launch(_Kernel(log), (7,), (5,), constants)
-    launch(x, None)
-    launch(y, None)
-    launch(torch.zeros(17, device="cpu")[1:], None)  # not aligned, so another compiled kernel
-    current.append(1)
-    launch(x, None)
-    assert log[:2] == [
-        ("Triton", (7, 1, 1), (x, None, 5), constants),
-        ("itself", (7, 1, 1), (y.data_ptr(), None, 5, 64, True), {"stream": "stream 0"}),
-    ]
-    assert log[2][0] == "Triton" and log[3][0] == "itself" and log[3][3] == {"stream": "stream 0"}
-    assert entered == [0]
 
 
 # ---- the export --------------------------------------------------------------------------------------------------
