@@ -21,7 +21,11 @@ LEAST = (3, 6)  # Triton whose compiled kernels take every parameter in order
 # "direct" as above, "triton" for launches that are watched, "none" for no launches: it times the CPU without a GPU.
 way = "direct"
 
-_known: dict[tuple, tuple[Callable[..., None], tuple]] = {}
+Known = dict[
+    tuple, tuple[Callable[..., None], tuple]
+]  # compiled kernels, each with the arguments behind the tensors
+
+_known: Known = {}
 _device = torch.cuda.current_device
 _stream: Callable[[int], int]  # Triton's; known once it has launched
 
@@ -34,22 +38,39 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], arguments: tuple, **consta
         arguments: tensors on one device, numbers, None, and tuples of those, in the kernel's order.
         constants: the kernel's other parameters and launch options, by name.
     """
+    launch_known(_known, (grid, *constants.values()), kernel, arguments, lambda: (grid, (), constants))
+
+
+def launch_known(
+    known: Known,
+    key: tuple,
+    kernel: Any,
+    arguments: tuple,
+    describe: Callable[[], tuple[tuple[int, ...], tuple, dict[str, Any]]],
+) -> None:
+    """Do the same for a launch whose `key` says all but the arguments.
+
+    Args:
+        known: where the compiled kernel is kept, for arguments of these dtypes.
+        key: what a description depends on beside `known`, the kernel and the arguments.
+        describe: returns the grid, numbers behind the arguments, and the constants.
+    """
     if way == "none":
         return
     addresses, kinds, device = _read(arguments)
     if device >= 0 and device != _device():  # Triton launches on the current device.
         with torch.cuda.device(device):
-            return launch_kernel(kernel, grid, arguments, **constants)
-    if way == "triton":
-        kernel[grid](*arguments, **constants, **dependent_launch.launching())
+            return launch_known(known, key, kernel, arguments, describe)
+    whole = (id(kernel), device, dependent_launch.ON, key, *kinds)
+    found = known.get(whole) if way == "direct" else None
+    if found is not None:
+        found[0](*addresses, *found[1], stream=_stream(device))
         return
-    key = (id(kernel), grid, device, dependent_launch.ON, *kinds, *constants.values())
-    found = _known.get(key)
-    if found is None:
-        _launch_first(kernel, grid, arguments, constants | dependent_launch.launching(), key)
-    else:
-        run, tail = found
-        run(*addresses, *tail, stream=_stream(device))
+    grid, numbers, constants = describe()
+    constants = constants | dependent_launch.launching()
+    compiled = kernel[grid](*arguments, *numbers, **constants)
+    if way == "direct":
+        _keep(known, whole, kernel, compiled, grid, len(arguments), numbers, constants)
 
 
 def _read(arguments: tuple) -> tuple[list, list, int]:
@@ -57,33 +78,39 @@ def _read(arguments: tuple) -> tuple[list, list, int]:
 
     Triton compiles for dtypes and alignments, and for some numbers, of which all are taken.
     """
-    addresses, kinds, device = [], [], -1
+    addresses, kinds, tensor = [], [], None
     for each in arguments:
-        if isinstance(each, Tensor):
+        if each is None:
+            addresses.append(None)
+            kinds.append(None)
+        elif isinstance(each, Tensor):
             addresses.append(at := each.data_ptr())
-            kinds.append((each.dtype, at % ALIGNED == 0))
-            device = each.get_device()
+            kinds.append((each.dtype, at % ALIGNED) if at % ALIGNED else each.dtype)
+            tensor = each
         elif type(each) is tuple:
-            inner, types, on = _read(each)
+            inner, types, _ = _read(each)
             addresses.append(tuple(inner))
             kinds.append(tuple(types))
-            device = max(device, on)
+            tensor = each[0] if tensor is None else tensor
         else:
             addresses.append(each)
             kinds.append(each)
-    return addresses, kinds, device
+    return addresses, kinds, -1 if tensor is None else tensor.get_device()
 
 
-def _launch_first(kernel: Any, grid: tuple[int, ...], arguments: tuple, constants: dict, key: tuple) -> None:
-    """Launch by way of Triton, and keep the compiled kernel if later calls can launch it directly."""
+def _keep(known: Known, key: tuple, kernel: Any, compiled: Any, grid: tuple[int, ...], count: int, numbers: tuple,
+          constants: dict[str, Any]) -> None:  # fmt: skip
+    """Keep a compiled kernel if later calls can launch it directly. It takes all parameters in their order."""
     global _stream
-    compiled = kernel[grid](*arguments, **constants)
     # The interpreter compiles nothing, and nothing is compiled while `kernels.precompile` listens.
-    if not hasattr(compiled, "packed_metadata") or tuple(map(int, triton.__version__.split(".")[:2])) < LEAST:
+    if not hasattr(compiled, "packed_metadata") or _version() < LEAST:
         return
     _stream = triton.runtime.driver.active.get_current_stream
-    if len(_known) >= MOST:
-        _known.clear()
-    # A compiled kernel takes all parameters, those that were compiled in, too.
-    tail = tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
-    _known[key] = compiled[(*grid, 1, 1)[:3]], tail
+    if len(known) >= MOST:
+        known.clear()
+    tail = [constants[name] for name in kernel.arg_names[count + len(numbers) :]]
+    known[key] = compiled[(*grid, 1, 1)[:3]], (*numbers, *tail)
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(map(int, triton.__version__.split(".")[:2]))

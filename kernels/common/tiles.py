@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..choices import choose, size_of
 from .language import INTERPRETED, tl, triton
-from .launches import launch_kernel
+from .launches import Known, launch_known
 
 COUNTS = ["tiles", "programs"]  # arguments whose values do not make Triton compile a kernel anew
 ARCHITECTURE, PROCESSORS = 90, 132  # those of an H200; tilings are made for it where there is no GPU
@@ -31,6 +31,7 @@ class Tiling(NamedTuple):
     programs: int  # programs of a sample; each leaves one row of partial sums
     sizes: tuple[int, int, int, int, int, int]  # kernel arguments: C, P, stride_p, stride_c, tiles, programs
     options: dict  # kernel constants and launch options: WALK, WHOLE, STAGES, BLOCK_P, BLOCK_C, num_warps
+    launches: Known  # of kernels over these tiles
 
     @property
     def rows(self) -> int:
@@ -97,20 +98,17 @@ def tiling(
         "num_warps": choice.warps,
     }
     sizes = (channels, pixels, stride_p, stride_c, tiles, programs)
-    return Tiling((samples * programs, tiles_c), samples, programs, sizes, options)
+    return Tiling((samples * programs, tiles_c), samples, programs, sizes, options, {})
 
 
 def launch(kernel, t: Tiling, pointers: tuple, dtype: torch.dtype, *scalars, **constants) -> None:
     """Launch `kernel` over the tiles t of an activation of this dtype."""
     if t.grid[0] * t.grid[1]:
-        launch_kernel(
-            kernel,
-            t.grid,
-            (*pointers, *t.sizes, *scalars),
-            ACC=tl_accumulator(dtype),
-            **t.options,
-            **constants,
-        )
+        acc = tl_accumulator(dtype)
+        launch_known(
+            t.launches, (dtype, *scalars, *constants.values()), kernel, pointers,
+            lambda: (t.grid, (*t.sizes, *scalars), {"ACC": acc, **t.options, **constants}),
+        )  # fmt: skip
 
 
 def is_nhwc(x: Tensor) -> bool:

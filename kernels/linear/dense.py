@@ -29,7 +29,7 @@ from ..common.arguments import (
     is_number,
     listed,
 )
-from ..common.needed import needed
+from ..common.needed import is_recorded, needed
 from ..common.tiles import accumulator, check_device, without_autocast
 from .dense_launches import Call, backward, forward
 from .weight_gradients import defer
@@ -159,7 +159,10 @@ def _run(x, weights, biases, call: Call) -> list[Tensor]:
     tensors = [x, *weights, *(biases or [])]
     dtype = _dtype(*tensors)
     # Casts and copies belong out here, where autograd sees them. Double backward does not see those of a Function.
-    return list(_Dense.apply(*(t.to(dtype).contiguous() for t in tensors), call))
+    tensors = [t if t.dtype is dtype and t.is_contiguous() else t.to(dtype).contiguous() for t in tensors]
+    if not is_recorded(*tensors):
+        return forward(tensors[0], tensors[1 : 1 + len(weights)], tensors[1 + len(weights) :] or None, call)
+    return list(_Dense.apply(*tensors, call))
 
 
 # ---- autograd ----------------------------------------------------------------------------------------------------

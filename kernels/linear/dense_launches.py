@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..common.launches import launch_kernel
+from ..common.launches import Known, launch_kernel, launch_known
 from ..common.tiles import power_of_2, tl_accumulator
 from .dense_kernels import dense_finish_kernel, dense_grad_kernel, dense_kernel
 
@@ -43,6 +43,7 @@ class _Cover(NamedTuple):
     x_jobs: int
     w_jobs: int
     backward: dict
+    launches: Known
 
 
 ENOUGH = 264  # programs; two for each multiprocessor of an H200
@@ -86,7 +87,7 @@ def _cover(n: int, i: int, slots: int, reads: tuple[int, ...], widths: tuple[int
         "W_BLOCK_O": w_block_o, "W_BLOCK_I": block_i, "W_UNROLL": min(power_of_2(n), 8), "num_warps": 4,
     }  # fmt: skip
     grid, w_jobs = (jobs, samples, max(-(-i // chunk), 1)), max(w_blocks * -(-i // block_i), w_blocks)
-    return _Cover(base[:-1], base[-1], grid, chunk, forward, x_jobs(x_block_i), w_jobs, backward)
+    return _Cover(base[:-1], base[-1], grid, chunk, forward, x_jobs(x_block_i), w_jobs, backward, {})
 
 
 def _readers(reads: tuple[int, ...], slots: int) -> tuple[tuple[int, ...], ...]:
@@ -98,13 +99,13 @@ def _readers(reads: tuple[int, ...], slots: int) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _covered(n: int, i: int, slots: int, weights: Sequence[Tensor], call: Call) -> tuple[_Cover, dict]:
-    """Return the cover, and the constants that all kernels share."""
-    widths = tuple(w.shape[0] for w in weights)
-    cover = _cover(n, i, slots, call.slots, widths)
-    constants = {"WEIGHT_GAIN": call.weight_gain, "SLOPE": call.slope, "GAIN": call.gain}
-    constants |= {"BIAS_GAIN": call.bias_gain, "ACC": tl_accumulator(weights[0].dtype)}
-    return cover, constants
+def _constants(weights: Sequence[Tensor], cover: _Cover, call: Call) -> dict:
+    """Return the constants that both kernels share."""
+    return {
+        "WIDTH": tuple([w.shape[0] for w in weights]), "BASE": cover.base, "SLOT": call.slots,
+        "WEIGHT_GAIN": call.weight_gain, "BIAS_GAIN": call.bias_gain, "SLOPE": call.slope, "GAIN": call.gain,
+        "ACC": tl_accumulator(weights[0].dtype),
+    }  # fmt: skip
 
 
 def _three(size: tuple[int, ...]) -> tuple[int, int, int]:
@@ -130,34 +131,31 @@ def forward(
     x is [N, S, I], or [N, I] for a single layer; weights are contiguous and of one dtype.
     """
     n, slots, i = _three(x.shape)
-    cover, constants = _covered(n, i, slots, weights, call)
-    widths = tuple(w.shape[0] for w in weights)
+    widths = tuple([w.shape[0] for w in weights])
+    cover = _cover(n, i, slots, call.slots, widths)
     flat = x.new_empty((n * cover.total,))
     ys = _slices(flat, cover, [(n, width) for width in widths], n)
     if not n * sum(widths):
         return ys
-    whole, constants = cover.grid[2] == 1, constants | {"ACT": call.act}
+    whole, biases = cover.grid[2] == 1, None if biases is None else tuple(biases)
     into = flat if whole else x.new_empty((cover.grid[2] * n * widths[0],))
-    launch_kernel(
-        dense_kernel,
-        cover.grid,
-        (x, tuple(weights), None if biases is None else tuple(biases), into, n, i, slots * i, cover.chunk),
-        WIDTH=widths,
-        BASE=cover.base,
-        SLOT=call.slots,
-        WHOLE=whole,
-        **constants,
-        **cover.forward,
-    )
+
+    def describe() -> tuple[tuple[int, ...], tuple[int, ...], dict]:
+        constants = _constants(weights, cover, call) | {"WHOLE": whole, "ACT": call.act} | cover.forward
+        return cover.grid, (n, i, slots * i, cover.chunk), constants
+
+    launch_known(cover.launches, call, dense_kernel, (x, tuple(weights), biases, into), describe)
     if not whole:
-        size = n * widths[0]
+        size, constants = n * widths[0], _constants(weights, cover, call)
+        names = ("BIAS_GAIN", "WEIGHT_GAIN", "SLOPE", "GAIN", "ACC")
         launch_kernel(
             dense_finish_kernel,
             (-(-size // 256),),
             (into, None if biases is None else biases[0], flat, size, widths[0]),
             CHUNKS=cover.grid[2],
-            **constants,
             BLOCK=256,
+            ACT=call.act,
+            **{name: constants[name] for name in names},
         )
     return ys
 
@@ -200,37 +198,21 @@ def _by_products(g, y, x, weight, size: tuple[int, ...], call: Call, needs: tupl
 def _launched(gs, ys, x, weights, size: tuple[int, ...], call: Call, needs: tuple[bool, bool, bool]):
     """Compute `backward` in one launch of our kernel."""
     (n, slots, i), widths = _three(size), tuple([w.shape[0] for w in weights])
-    cover, constants = _covered(n, i, slots, weights, call)
-    gs = tuple(g.contiguous() for g in gs)
+    cover = _cover(n, i, slots, call.slots, widths)
+    gs = tuple([g.contiguous() for g in gs])
     needs_w = needs[1] or needs[2]
     dx = gs[0].new_empty(size) if needs[0] else None
     dw_flat = gs[0].new_empty((cover.total * i,)) if needs_w else None
     db_flat = gs[0].new_empty((cover.total,)) if needs[2] else None
     x_jobs, w_jobs = (cover.x_jobs if needs[0] else 0), (cover.w_jobs if needs_w else 0)
+
+    def describe() -> tuple[tuple[int], tuple[int, ...], dict]:
+        constants = _constants(weights, cover, call) | cover.backward
+        return (x_jobs + w_jobs,), (n, i, slots * i, slots, x_jobs), constants
+
     if x_jobs + w_jobs:
-        launch_kernel(
-            dense_grad_kernel,
-            (x_jobs + w_jobs,),
-            (
-                gs,
-                None if ys is None else tuple(ys),
-                x,
-                tuple(weights),
-                dx,
-                dw_flat,
-                db_flat,
-                n,
-                i,
-                slots * i,
-                slots,
-                x_jobs,
-            ),
-            WIDTH=widths,
-            BASE=cover.base,
-            SLOT=call.slots,
-            **constants,
-            **cover.backward,
-        )
+        tensors = gs, None if ys is None else tuple(ys), x, tuple(weights), dx, dw_flat, db_flat
+        launch_known(cover.launches, (call, needs), dense_grad_kernel, tensors, describe)
     nothing = [None] * len(widths)
     dweights = _slices(dw_flat, cover, [(w, i) for w in widths], i) if needs[1] else nothing
     dbiases = _slices(db_flat, cover, [(w,) for w in widths], 1) if needs[2] else nothing

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from ..common.arguments import check_numbers, check_once, check_tensors
 from ..common.launches import launch_kernel
-from ..common.needed import needed
+from ..common.needed import is_recorded, needed
 from ..common.operators import OPERATORS, empty_like, operator, pick, place
 from ..common.sums import Sums
 from ..common.tiles import (
@@ -90,6 +90,8 @@ def instance_norm_act(
     arguments = (x, scale, bias, noise, strength, float(eps), float(slope), gain, output_dtype(x))
     if torch.compiler.is_compiling():
         return OPERATORS.instance_norm_act(*arguments)[0]
+    if not is_recorded(*arguments[:5]):
+        return forward(*arguments)[0]
     return _InstanceNormAct.apply(*arguments)
 
 

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from ..common.arguments import check_act, check_once, check_tensors
 from ..common.dependent_launch import after_previous
-from ..common.needed import needed
+from ..common.needed import is_recorded, needed
 from ..common.operators import OPERATORS, empty_like, operator, pick, place
 from ..common.sums import Sums, store_row, store_total
 from ..common.tiles import (
@@ -82,7 +82,7 @@ def bias_act(
         constants = (slope, gain, clamp, output_dtype(x))
         return OPERATORS.bias_act(x, bias, noise, strength, scale, *constants)
     call = Call(slope, gain, clamp, is_nhwc(x), x.dtype)
-    return _BiasAct.apply(x, bias, noise, strength, scale, call, output_dtype(x))
+    return run_call(call, x, bias, noise, strength, scale, output_dtype(x))
 
 
 def bias_act_reference(
@@ -346,11 +346,10 @@ def backward(g, ref, bias, noise, strength, scale, call: Call, needs: tuple[bool
     return dx, dbias, dstrength, dscale
 
 
-def run_call(call: Call, x, bias=None, noise=None, strength=None, scale=None) -> Tensor:
-    """Compute y in x.dtype for checked, dense tensors. A call that nothing differentiates leaves autograd out."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, bias, strength, scale)):
-        return _BiasAct.apply(x, bias, noise, strength, scale, call, x.dtype)
-    return forward(x, bias, noise, strength, scale, call, x.dtype)
+def run_call(call: Call, x, bias, noise, strength, scale, dtype: torch.dtype) -> Tensor:
+    """Compute y for checked, dense tensors."""
+    run = _BiasAct.apply if is_recorded(x, bias, strength, scale) else forward
+    return run(x, bias, noise, strength, scale, call, dtype)
 
 
 class _BiasAct(torch.autograd.Function):

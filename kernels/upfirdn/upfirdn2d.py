@@ -21,6 +21,7 @@ from .. import choices
 from ..common import arguments
 from ..common.dependent_launch import after_previous
 from ..common.launches import launch_kernel
+from ..common.needed import is_recorded
 from ..common.operators import OPERATORS, operator
 from ..common.tiles import (
     INTERPRETED,
@@ -386,9 +387,8 @@ def forward(x: Tensor, call: _Call, add: Tensor | None = None) -> Tensor:
 
 
 def run_call(x: Tensor, call: _Call) -> Tensor:
-    """Compute y for a dense x. A call that nothing differentiates leaves autograd out."""
-    is_recorded = torch.is_grad_enabled() and x.requires_grad
-    return _Upfirdn2d.apply(x, call) if is_recorded else forward(x, call)
+    """Compute y for a dense x."""
+    return _Upfirdn2d.apply(x, call) if is_recorded(x) else forward(x, call)
 
 
 class _Upfirdn2d(torch.autograd.Function):

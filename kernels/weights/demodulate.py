@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from ..common.arguments import check_numbers, check_once, check_tensors
 from ..common.dependent_launch import after_previous
 from ..common.launches import launch_kernel
-from ..common.needed import needed
+from ..common.needed import is_recorded, needed
 from ..common.operators import OPERATORS, empty_like, operator, pick, place
 from ..common.tiles import (
     accumulator,
@@ -40,6 +40,8 @@ def demodulate(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
     check_device(weight)
     if torch.compiler.is_compiling():
         return OPERATORS.demodulate(dense(weight), style.contiguous(), float(eps))[0]
+    if not is_recorded(weight, style):
+        return forward(dense(weight), style.contiguous(), float(eps))[0]
     return _Demodulate.apply(dense(weight), style.contiguous(), float(eps))
 
 

@@ -76,7 +76,7 @@ def bias_act(
         key = (x.shape, x.stride(), x.dtype, x.device, of_bias, dim, act, alpha, gain, clamp, impl)
         known = _calls.get(key)
         if known is not None:
-            return run_call(known, x, b)
+            return run_call(known, x, b, None, None, None, x.dtype)
     if impl not in ("ref", "cuda"):
         raise ValueError(f'impl must be "ref" or "cuda", got {impl!r}')
     if act not in activation_funcs:
@@ -101,7 +101,7 @@ def bias_act(
         call = Call(slope, gain, clamp, is_nhwc(inputs[0]), x.dtype)
         if are_numbers and inputs[0] is x and inputs[1] is b:
             remember(_calls, key, call)
-        return run_call(call, *inputs)
+        return run_call(call, *inputs, None, None, None, x.dtype)
     if b is not None:
         x = x + b.to(x.dtype).reshape([-1 if each == dim else 1 for each in range(x.dim())])
     x = spec["func"](x, alpha=alpha)

@@ -45,7 +45,7 @@ def _run(call: Call, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         one = torch.ones((), device=a.device)
         if not is_capturing():  # a capture may not keep the tensor that it makes
             _ones[a.device] = one
-    y = run_call(call, a, None, c.detach(), one, b)
+    y = run_call(call, a, None, c.detach(), one, b, a.dtype)
     return _AddedNoise.apply(y, c) if c.requires_grad and torch.is_grad_enabled() else y
 
 

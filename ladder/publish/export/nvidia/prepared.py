@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.common.needed import _runs
+from kernels.common.needed import will_execute
 from kernels.dispatch import can_run_fused
 
 MOST = 1024  # shapes that are kept for an op
@@ -55,6 +55,5 @@ def is_needed(ctx: Any, place: int) -> bool:
 
     `ctx.needs_input_grad` says whether any pass could. See `needed` in `kernels/common/needed.py`.
     """
-    asks = getattr(torch._C, "_will_engine_execute_node", None)
     node = ctx.next_functions[place][0]
-    return node is not None and (asks is None or _runs(asks, node))
+    return node is not None and will_execute(node)
