@@ -28,7 +28,9 @@ def check_once(check: Callable) -> Callable:
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return check(*args, **kwargs)
-        key = *facts_of(args), *kwargs, *facts_of(kwargs.values())
+        key = facts_of(args)
+        if kwargs:
+            key += *kwargs, *facts_of(kwargs.values())
         try:
             return known[key]
         except KeyError:

@@ -85,7 +85,7 @@ def _read(arguments: tuple) -> tuple[list, list, int]:
             kinds.append(None)
         elif isinstance(each, Tensor):
             addresses.append(at := each.data_ptr())
-            kinds.append((each.dtype, at % ALIGNED) if at % ALIGNED else each.dtype)
+            kinds.append((each.dtype, False) if at % ALIGNED else each.dtype)
             tensor = each
         elif type(each) is tuple:
             inner, types, _ = _read(each)

@@ -13,7 +13,11 @@ _will_execute = getattr(torch._C, "_will_engine_execute_node", None)
 
 def is_recorded(*tensors: Tensor | None) -> bool:
     """Return whether autograd records a call on these tensors. A Function's call takes the CPU a good part of an op."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for each in tensors:
+            if each is not None and each.requires_grad:
+                return True
+    return False
 
 
 def needed(ctx, tensors: tuple[bool, ...] | None = None) -> tuple[bool, ...]:

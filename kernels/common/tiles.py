@@ -104,16 +104,15 @@ def tiling(
 def launch(kernel, t: Tiling, pointers: tuple, dtype: torch.dtype, *scalars, **constants) -> None:
     """Launch `kernel` over the tiles t of an activation of this dtype."""
     if t.grid[0] * t.grid[1]:
-        acc = tl_accumulator(dtype)
         launch_known(
             t.launches, (dtype, *scalars, *constants.values()), kernel, pointers,
-            lambda: (t.grid, (*t.sizes, *scalars), {"ACC": acc, **t.options, **constants}),
+            lambda: (t.grid, (*t.sizes, *scalars), {"ACC": tl_accumulator(dtype), **t.options, **constants}),
         )  # fmt: skip
 
 
 def is_nhwc(x: Tensor) -> bool:
     """Return whether the channels of x are its contiguous dimension ([N, C], channels_last, or one pixel)."""
-    return x.dim() == 2 or x.shape[2] * x.shape[3] == 1 or not x.is_contiguous()
+    return not x.is_contiguous() or x.dim() == 2 or x.shape[2] * x.shape[3] == 1
 
 
 def dense(x: Tensor) -> Tensor:
@@ -155,10 +154,10 @@ def new_image(like: Tensor, channels: int, size: tuple[int, int], nhwc: bool, dt
 
 def output_dtype(x: Tensor) -> torch.dtype:
     """Return autocast's dtype where autocast is on (it leaves float64 alone), else x.dtype."""
-    kind = x.device.type
-    if x.dtype is not torch.float64 and torch.is_autocast_enabled(kind):
+    dtype, kind = x.dtype, x.device.type
+    if torch.is_autocast_enabled(kind) and dtype is not torch.float64:
         return torch.get_autocast_dtype(kind)
-    return x.dtype
+    return dtype
 
 
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:

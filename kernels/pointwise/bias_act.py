@@ -74,9 +74,9 @@ def bias_act(
         u = x if scale is None else x * scale.view(*scale.shape, 1, 1).to(x.dtype)
         x, scale = torch.addcmul(u, noise.to(x.dtype), strength.to(x.dtype)), None
         noise = strength = None
-    bias, noise, strength, scale = (
-        t if t is None else t.contiguous() for t in (bias, noise, strength, scale)
-    )
+    bias, noise, strength, scale = [
+        t if t is None or t.is_contiguous() else t.contiguous() for t in (bias, noise, strength, scale)
+    ]
     x = dense(x)
     if torch.compiler.is_compiling():
         constants = (slope, gain, clamp, output_dtype(x))
