@@ -30,7 +30,7 @@ _device = torch.cuda.current_device
 _stream: Callable[[int], int]  # Triton's; known once it has launched
 
 
-def launch_kernel(kernel: Any, grid: tuple[int, ...], arguments: tuple, **constants: Any) -> None:
+def launch_grid(kernel: Any, grid: tuple[int, ...], arguments: tuple, **constants: Any) -> None:
     """Launch a kernel that takes DEPENDENT (`dependent_launch.py`) on its tensors' device, on the current stream there.
 
     Args:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..common.launches import Known, launch_kernel, launch_known
+from ..common.launches import Known, launch_grid, launch_known
 from ..common.tiles import power_of_2, tl_accumulator
 from .dense_kernels import dense_finish_kernel, dense_grad_kernel, dense_kernel
 
@@ -148,7 +148,7 @@ def forward(
     if not whole:
         size, constants = n * widths[0], _constants(weights, cover, call)
         names = ("BIAS_GAIN", "WEIGHT_GAIN", "SLOPE", "GAIN", "ACC")
-        launch_kernel(
+        launch_grid(
             dense_finish_kernel,
             (-(-size // 256),),
             (into, None if biases is None else biases[0], flat, size, widths[0]),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..common.dependent_launch import after_previous
-from ..common.launches import launch_kernel
+from ..common.launches import launch_grid
 from ..common.needed import needed
 from ..common.tiles import power_of_2, tl, tl_accumulator, triton
 from .dense_kernels import pick
@@ -79,7 +79,7 @@ class _Styled(torch.autograd.Function):
         g = g if g.stride(2) == 1 else g.contiguous()
         dweight = torch.empty_like(weight) if needs_weight else None
         dstyle = torch.empty_like(style) if needs_style else None
-        launch_kernel(
+        launch_grid(
             styled_grad_kernel,
             (-(-c // BLOCK_C),),
             (g, weight, style, dweight, dstyle, n, c, g.stride(0), g.stride(1)),
@@ -168,7 +168,7 @@ class _StyledGroup(torch.autograd.Function):
         (k, _), n = weights[0].shape, len(styles[0])
         into = styles[0].new_empty((n * k * base[-1],))
         grid = jobs, -(-n // known["BLOCK_N"])
-        launch_kernel(styled_group_kernel, grid, (tuple(weights), tuple(styles), into, n), **known)
+        launch_grid(styled_group_kernel, grid, (tuple(weights), tuple(styles), into, n), **known)
         return (
             *(p.view(n, k, -1) for p in _parts(into, [(n * k, w.shape[1]) for w in weights], base, n * k)),
         )
@@ -190,7 +190,7 @@ class _StyledGroup(torch.autograd.Function):
             styles[0].new_empty((size * base[-1],)) if need else None
             for size, need in zip((k, n), needs, strict=True)
         )
-        launch_kernel(
+        launch_grid(
             styled_group_grad_kernel,
             (jobs,),
             (tuple(gs), tuple(weights), tuple(styles), dweight, dstyle, n),

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import choices
 from ..common.arguments import check_tensors
 from ..common.dependent_launch import after_previous
-from ..common.launches import launch_kernel
+from ..common.launches import launch_grid
 from ..common.needed import needed
 from ..common.tiles import (
     INTERPRETED,
@@ -168,7 +168,7 @@ def forward(x: Tensor, bias: Tensor | None, low: Tensor, weight: Tensor, call: s
     y = new_image(x, outputs, (h, w), True, x.dtype)
     grid = (-(-pixels // how.block_m) * -(-outputs // how.block_n),)
     sizes = zip((pixels, outputs, inputs), (how.block_m, how.block_n, how.block_k), strict=True)
-    launch_kernel(
+    launch_grid(
         bias_act_skip_kernel,
         grid,
         (x, bias, low, weight, y, pixels, inputs, outputs),

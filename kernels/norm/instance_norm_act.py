@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..common.arguments import check_numbers, check_once, check_tensors
-from ..common.launches import launch_kernel
+from ..common.launches import launch_grid
 from ..common.needed import is_recorded, needed
 from ..common.operators import OPERATORS, empty_like, operator, pick, place
 from ..common.sums import Sums
@@ -161,7 +161,7 @@ def _moments(x: Tensor, noise: Tensor | None, strength: Tensor | None, eps: floa
         means, m2s = x.new_empty((2, t.rows, channels), dtype=acc)
         _launch(moments_kernel, t, x, noise, x, noise, strength, means, m2s)
         block_c = min(power_of_2(channels), 32)
-        launch_kernel(
+        launch_grid(
             join_moments_kernel,
             (t.samples, -(-channels // block_c)),
             (means, m2s, mean, rstd, eps, channels, pixels, tiles, programs),

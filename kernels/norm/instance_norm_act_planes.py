@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import choices
 from ..common.dependent_launch import after_previous
-from ..common.launches import launch_kernel
+from ..common.launches import launch_grid
 from ..common.tiles import (
     LONGEST,
     accumulator,
@@ -258,7 +258,7 @@ def _launch(kernel, how: Walk, x: Tensor, noise: Tensor | None, *arguments, g=No
         1 if double else stages(wanted, how.block, whole, read, x.device)
         for wanted in (how.stages, how.again)
     )
-    launch_kernel(
+    launch_grid(
         kernel,
         (how.programs,),
         (*arguments, x.shape[0] * x.shape[1], x.shape[1], pixels, noise_stride(noise)),

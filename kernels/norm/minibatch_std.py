@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..common.arguments import WHOLE, check_numbers, check_once, check_tensors
 from ..common.dependent_launch import after_previous
-from ..common.launches import launch_kernel
+from ..common.launches import launch_grid
 from ..common.tiles import (
     accumulator,
     check_device,
@@ -191,7 +191,7 @@ def _launch(kernel, tensors: tuple[Tensor, ...], x: Tensor, width: int, group: i
         strides = 1, pixels, 1, pixels
         block_p = min(power_of_2(pixels), TILE)
         block_c = min(power_of_2(c), max(TILE // block_p, 1))
-    launch_kernel(
+    launch_grid(
         kernel,
         (n,),
         (*tensors, c, pixels, width, *strides, part, part // group),

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..common.dependent_launch import after_previous
-from ..common.launches import launch_kernel
+from ..common.launches import launch_grid
 from ..common.tiles import accumulator, check_device, power_of_2, tl, tl_accumulator, triton
 
 BLOCK = 256  # most logits that the program holds at a time
@@ -86,7 +86,7 @@ class _LogisticLoss(torch.autograd.Function):
     def forward(ctx, logits, fakes):
         loss = logits.new_empty((), dtype=accumulator(logits.dtype))
         gradient = torch.empty_like(logits)
-        launch_kernel(
+        launch_grid(
             logistic_loss_kernel,
             (1,),
             (logits, loss, gradient, len(logits), fakes),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import choices
-from ..common.launches import launch_kernel
+from ..common.launches import launch_grid
 from ..common.sums import Sums
 from ..common.tiles import (
     INTERPRETED,
@@ -221,7 +221,7 @@ def launch(
     cover = _cover_of(name, act, call, x)
     grid = (cover.tiling.grid[0] * cover.tiling.grid[1],)
     constants |= {"SLOPE": act.slope, "GAIN": act.gain} | cover.constants
-    launch_kernel(
+    launch_grid(
         KERNELS[name], grid, (*pointers, *cover.sizes, noise_stride(noise), *cover.tiles), **constants
     )
 
@@ -262,7 +262,7 @@ class _MapSums:
             "BLOCK_C": 32,
             "BLOCK": 2048,
         }
-        launch_kernel(
+        launch_grid(
             filter_act_sums_kernel, grid, (sums, *inputs, *outputs, n, c, *self.strides, jobs), **constants
         )
 

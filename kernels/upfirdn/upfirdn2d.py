@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import choices
 from ..common import arguments
 from ..common.dependent_launch import after_previous
-from ..common.launches import launch_kernel
+from ..common.launches import launch_grid
 from ..common.needed import is_recorded
 from ..common.operators import OPERATORS, operator
 from ..common.tiles import (
@@ -382,7 +382,7 @@ def forward(x: Tensor, call: _Call, add: Tensor | None = None) -> Tensor:
     if y.numel():
         capability = torch.cuda.get_device_capability(x.device) if x.is_cuda else (0, 0)
         cover = _cover(x.shape, call, x.dtype, capability)
-        launch_kernel(upfirdn2d_kernel, cover.grid, (x, y, add, *cover.arguments), **cover.constants)
+        launch_grid(upfirdn2d_kernel, cover.grid, (x, y, add, *cover.arguments), **cover.constants)
     return y
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..common.launches import launch_kernel
+from ..common.launches import launch_grid
 from ..common.tiles import alike, check_device, power_of_2, tl, tl_accumulator
 from .adam_kernels import adam_kernel, adam_steps_kernel, adam_turned_kernel
 
@@ -169,7 +169,7 @@ class AdamPlan:
         """
         n, weight = len(self.items), self.items[0].weight
         copy = next((item.copy for item in self.items if item.copy is not None), weight)
-        launch_kernel(
+        launch_grid(
             adam_steps_kernel,
             (1,),
             (self.table, gradients, self.constants, self.corrections, found_inf, n),
@@ -182,7 +182,7 @@ class AdamPlan:
         scale = (inverse, found_inf)
         options = {"ROW": ROW, "MOMENTUM": self.rates.beta1 != 0, "num_warps": 8, **types}
         if len(self.flat):
-            launch_kernel(
+            launch_grid(
                 adam_kernel,
                 (len(self.flat),),
                 (*tables, self.flat, *scale),
@@ -193,7 +193,7 @@ class AdamPlan:
         for jobs, turned in ((self.squares, True), (self.planes, False)):
             if len(jobs):
                 shape = {"HEIGHT": HEIGHT, "ROWS": ROWS, "SIDE": SIDE, "NHWC": self.nhwc, "TURNED": turned}
-                launch_kernel(adam_turned_kernel, (len(jobs),), (*tables, jobs, *scale), **shape, **options)
+                launch_grid(adam_turned_kernel, (len(jobs),), (*tables, jobs, *scale), **shape, **options)
 
     def _squared(self) -> list[Item]:
         """Return the parameters to be updated in squares of channels: a copy lies turned, or an

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from ..common.arguments import check_numbers, check_once, check_tensors
 from ..common.dependent_launch import after_previous
-from ..common.launches import launch_kernel
+from ..common.launches import launch_grid
 from ..common.needed import is_recorded, needed
 from ..common.operators import OPERATORS, empty_like, operator, pick, place
 from ..common.tiles import (
@@ -164,7 +164,7 @@ def forward(weight: Tensor, style: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     d, w2 = weight.new_empty((n, o), dtype=dtype), weight.new_empty((o, i), dtype=dtype)
     if o:
         block_n = min(power_of_2(n), 8)
-        launch_kernel(
+        launch_grid(
             demodulate_kernel,
             (o, max(1, -(-n // block_n))),
             (weight, style, w2, d, eps, n, o, i, stride_i, stride_k),
@@ -184,7 +184,7 @@ def backward(g, weight, style, d, w2, needs: tuple[bool, ...]):
     dstyle = torch.empty_like(style) if needs[1] else None
     block_i = min(power_of_2(i), 128)
     if needs[0] and o * i:
-        launch_kernel(
+        launch_grid(
             demodulate_dweight_kernel,
             (o, -(-i // block_i)),
             (g, d, weight, style, dweight, n, o, i, stride_i, stride_k),
@@ -195,7 +195,7 @@ def backward(g, weight, style, d, w2, needs: tuple[bool, ...]):
         )
     block_i = min(block_i, 32)
     if needs[1] and n * i:
-        launch_kernel(
+        launch_grid(
             demodulate_dstyle_kernel,
             (n, -(-i // block_i)),
             (g, d, w2, style, dstyle, o, i),

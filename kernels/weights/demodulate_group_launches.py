@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..common.launches import launch_kernel
+from ..common.launches import launch_grid
 from ..common.tiles import is_nhwc, power_of_2, tl_accumulator
 from .demodulate_group_kernels import (
     demodulate_group_grad_kernel,
@@ -67,9 +67,7 @@ def energies_into(weights: Sequence[Tensor], energies: Sequence[Tensor]) -> None
     jobs, constants = _walk(weights)
     if jobs:
         acc = tl_accumulator(energies[0].dtype)
-        launch_kernel(
-            weight_energies_kernel, (jobs,), (tuple(weights), tuple(energies)), ACC=acc, **constants
-        )
+        launch_grid(weight_energies_kernel, (jobs,), (tuple(weights), tuple(energies)), ACC=acc, **constants)
 
 
 def energies_backward(gs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
@@ -79,7 +77,7 @@ def energies_backward(gs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[T
     if jobs:
         gs = tuple(g.contiguous() for g in gs)
         acc = tl_accumulator(gs[0].dtype)
-        launch_kernel(
+        launch_grid(
             weight_energies_grad_kernel, (jobs,), (gs, tuple(weights), tuple(found)), ACC=acc, **constants
         )
     return found
@@ -146,7 +144,7 @@ def forward(energies: Sequence[Tensor], styles: Sequence[Tensor], eps: float) ->
     flat = styles[0].new_empty((n * total,))
     if grid[0] * grid[1]:
         acc = tl_accumulator(flat.dtype)
-        launch_kernel(
+        launch_grid(
             demodulate_group_kernel,
             grid,
             (tuple(energies), tuple(styles), flat, eps, n),
@@ -163,7 +161,7 @@ def second_rows(us, gs, energies, styles, ds) -> tuple[list[Tensor], list[Tensor
     dg, e = (styles[0].new_empty((n * total,)) for _ in range(2))
     if grid[0] * grid[1]:
         layers = [tuple(each) for each in (energies, styles, us, gs, ds)]
-        launch_kernel(
+        launch_grid(
             demodulate_group_rows_kernel, grid, (*layers, dg, e, n), ACC=tl_accumulator(dg.dtype), **constants
         )
     return tuple(_parts(flat, [(n, o) for o, _ in shapes], base, n) for flat in (dg, e))
@@ -183,7 +181,7 @@ def backward(gs, energies, styles, ds, needs: tuple[bool, bool], us=None, es=Non
     if style_jobs * cover["samples"] + energy_jobs:
         layers = [None if each is None else tuple(each) for each in (gs, ds, es, energies, styles, us, adds)]
         grid = style_jobs + energy_jobs, max(cover["samples"], 1)
-        launch_kernel(
+        launch_grid(
             demodulate_group_grad_kernel,
             grid,
             (*layers, dstyle, denergy, n, style_jobs),

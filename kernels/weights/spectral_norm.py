@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..common.arguments import check_dtype, check_numbers, check_once, check_tensors, each
-from ..common.launches import launch_kernel
+from ..common.launches import launch_grid
 from ..common.tiles import (
     accumulator,
     check_device,
@@ -112,7 +112,7 @@ def power_iteration(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequenc
     t, arrived = _rows(weights, vs, cover, counters=True)
     s = weights[0].new_empty((cover.s_total,), dtype=acc)
     # Without fused products: Triton 3.6 joins a square with a neighbour's sum, and each lane then has another number.
-    launch_kernel(
+    launch_grid(
         spectral_columns_kernel,
         (cover.s_jobs,),
         (weights, tuple(us), tuple(vs), t, s, arrived, EPS),
@@ -238,7 +238,7 @@ def _rows(weights, vs, cover: Cover, counters: bool = False) -> tuple[Tensor, Te
     t = weights[0].new_empty((cover.total,), dtype=acc)
     arrived = weights[0].new_empty((len(weights),), dtype=torch.int32) if counters else None
     constants = _of(cover, "A", "B", "NUMBER")
-    launch_kernel(
+    launch_grid(
         spectral_rows_kernel,
         (cover.jobs,),
         (tuple(weights), tuple(vs), t, arrived),
@@ -254,7 +254,7 @@ def forward(weights, us, vs, call: Call) -> tuple[list[Tensor], Tensor]:
     t, _ = _rows(weights, vs, cover)
     outs = [torch.empty_like(w, dtype=call.dtype) for w in weights]
     sigmas = weights[0].new_empty((len(weights),), dtype=acc)
-    launch_kernel(
+    launch_grid(
         spectral_scale_kernel,
         (cover.jobs,),
         (tuple(weights), tuple(us), t, tuple(outs), sigmas),
@@ -271,7 +271,7 @@ def backward(gs, weights, us, vs, sigmas, call: Call) -> list[Tensor]:
     acc, cover = accumulator(weights[0].dtype), _cover(_layers(weights))
     gs = tuple(_like(g, w) for g, w in zip(gs, weights, strict=True))
     d = weights[0].new_empty((cover.total,), dtype=acc)
-    launch_kernel(
+    launch_grid(
         spectral_products_kernel,
         (cover.jobs,),
         (tuple(weights), gs, d),
@@ -279,7 +279,7 @@ def backward(gs, weights, us, vs, sigmas, call: Call) -> list[Tensor]:
         **_of(cover),
     )
     found = [torch.empty_like(w) for w in weights]
-    launch_kernel(
+    launch_grid(
         spectral_grad_kernel,
         (cover.jobs,),
         (gs, tuple(us), tuple(vs), d, sigmas, tuple(found)),
