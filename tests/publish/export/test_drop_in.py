@@ -1,6 +1,6 @@
 """`ladder export --like nvidia`: files that stand in for NVIDIA's ops, by the definitions of those ops.
 
-Calls are prepared for a shape: the same results and launches, without questions to Triton at later calls.
+The facts of a call are kept for its shape: later calls compute the same bits.
 """
 
 from __future__ import annotations
