@@ -14,7 +14,6 @@ import bisect
 import contextlib
 import functools
 import gc
-import importlib.abc
 import importlib.util
 import json
 import linecache
@@ -27,7 +26,7 @@ import time
 import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 VARIABLE = "LADDER_WATCH"  # holds the settings as JSON
@@ -35,6 +34,7 @@ MOST_STEPS, FEWEST_STEPS, MOST_WINDOW_S = 32, 4, 30.0  # of a window whose lengt
 MOST_ROWS, MOST_NODES = 2000, 100_000
 FAR = 4.0  # times the median of an operator's durations
 LOOKS = 4  # at the graphs that the user's variables hold
+Facts = dict[str, Any]
 LIBRARIES = (os.path.dirname(os.path.abspath(__file__)), sysconfig.get_path("stdlib"))
 # Files of PyTorch between a user's line and an operator that say what the operator is for.
 PURPOSES = {
@@ -62,29 +62,25 @@ def _attach(watch: Watch) -> None:
     if "torch" in sys.modules:
         watch.attach()
     else:
-        sys.meta_path.insert(0, _Finder(watch.attach))
+        _call_after_import(watch.attach)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Calls a function once `torch` is imported: the watch must not import it before the user does."""
+def _call_after_import(then: Callable[[], None]) -> None:
+    """Call a function once `torch` is imported: the watch must not import it before the user does."""
 
-    def __init__(self, then: Callable[[], None]) -> None:
-        self.then = then
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
+        sys.meta_path.remove(finder)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
-
-            def execute_and_attach(module: Any) -> None:
-                execute(module)
-                self.then()
-
-            spec.loader.exec_module = execute_and_attach  # type: ignore[method-assign]
+            calls = lambda module: [execute(module), then()]  # type: ignore[func-returns-value]  # noqa: E731
+            spec.loader.exec_module = calls  # type: ignore[method-assign, assignment]
         return spec
+
+    finder: Any = SimpleNamespace(find_spec=find_spec)
+    sys.meta_path.insert(0, finder)
 
 
 # --- lines of the user's code -----------------------------------------------------------------------------------------
@@ -151,22 +147,22 @@ class Watch:
 
     def __init__(self, path: str, skip: int, steps: int | None, stop: bool = False) -> None:
         self.path, self.skip, self.steps, self.stop = os.path.abspath(path), max(skip, 2), steps, stop
-        self.optimizers: list[dict[str, Any]] = []
+        self.optimizers: list[Facts] = []
         self.objects: list[Any] = []  # a function for each optimizer that returns it, or None once it is gone
         self.calls: list[int] = []  # which optimizer stepped, in order
         self.runs: Counter[int] = Counter()  # how often an optimizer stepped after another one
         self.anchor, self.clock = 0, 0.0  # the optimizer that ends a step, and when the last one ended
         self.began = self.penalties = (
-            0  # calls before this step, and of autograd.grad(create_graph=True) in it
+            0  # of this step: calls before it, and calls of grad(create_graph=True) in it
         )
         self.walls_ms: list[float] = []
         self.signs: list[Any] = []  # of each step, what of it may be lazy
-        self.loaders: dict[str, dict[str, Any]] = {}
+        self.loaders: dict[str, Facts] = {}
         self.empty_caches: Counter[str] = Counter()
         self.graphs: dict[str, list[int]] = defaultdict(list)  # line -> nodes of autograd at each look
         self.gradients: dict[int, tuple[int, int, int]] = {}
         self.dropped: Counter[tuple[int, int]] = Counter()
-        self.facts: dict[str, Any] = {"scalers": [], "parallels": [], "idle": []}
+        self.facts: Facts = {"scalers": [], "parallels": [], "idle": []}
         self.undo: list[Callable[[], Any]] = []
         self.profile: Any = None
         self.mode: Any = None
@@ -217,9 +213,8 @@ class Watch:
 
     def note_batch(self, seconds: float, batches: Any) -> None:
         if self.stage == "skip" and len(self.walls_ms) >= self.skip // 2:
-            line, facts = find_line(), {"workers": batches._num_workers, "pinned": bool(batches._pin_memory)}
-            loader = self.loaders.setdefault(line, {"line": line, **facts, "waits_ms": []})
-            loader["waits_ms"].append(1e3 * seconds)
+            facts = {"line": find_line(), "workers": batches._num_workers, "waits_ms": []}
+            self.loaders.setdefault(facts["line"], facts)["waits_ms"].append(1e3 * seconds)
 
     def note_parallel(self, _: float, parallel: Any, *args: Any, **kwargs: Any) -> None:
         of_gradients = sum(p.numel() * p.element_size() for p in parallel.parameters() if p.requires_grad)
@@ -292,16 +287,13 @@ class Watch:
         return True
 
     def _register(self, optimizer: Any) -> int:
-        groups = getattr(optimizer, "param_groups", [])
-        tensors = [each for group in groups for each in group["params"]]
-        options = groups[0] if groups else {}
         if not self.objects and (frame := next(list_frames(), None)):
             self.loop = frame.f_code.co_filename, frame.f_code.co_name
         self.objects.append(weakref.ref(optimizer))
-        self.optimizers.append({
-            "name": type(optimizer).__name__, "line": find_line(), "tensors": len(tensors),
-            **{key: bool(options.get(key)) for key in ("fused", "foreach", "capturable")}, "backward": [],
-        })  # fmt: skip
+        options, tensors = (getattr(optimizer, "param_groups", None) or [{}])[0], self._list_weights(-1)
+        facts: Facts = {key: bool(options.get(key)) for key in ("fused", "capturable")} | {"backward": []}
+        facts |= {"name": type(optimizer).__name__, "line": find_line(), "tensors": len(tensors)}
+        self.optimizers.append(facts)
         return len(self.objects) - 1
 
     def _list_weights(self, index: int) -> list[Any]:
@@ -334,8 +326,8 @@ class Watch:
         counts = Counter(self.signs)
         rarest = min(counts, key=lambda sign: counts[sign])
         places = [place for place, sign in enumerate(self.signs) if sign == rarest]
-        self.facts["period"] = places[-1] - places[-2] if len(places) > 1 else 1
-        self.length = self.steps or min(max(FEWEST_STEPS, self.facts["period"]), MOST_STEPS)
+        period = places[-1] - places[-2] if len(places) > 1 else 1
+        self.length = self.steps or min(max(FEWEST_STEPS, period), MOST_STEPS)
         self._open_window("idle" if self.has_gpu() else "stacks")
 
     def _sample_gradients(self) -> None:
@@ -362,14 +354,11 @@ class Watch:
         """Count the nodes of autograd that each variable of the user's functions holds: a tensor or a container."""
         for frame in list_frames():
             values = dict(frame.f_locals)
-            values |= {
-                f"self.{key}": each for key, each in getattr(values.get("self"), "__dict__", {}).items()
-            }
+            inside = getattr(values.get("self"), "__dict__", {})
+            values |= {f"self.{key}": each for key, each in inside.items()}
             for name, value in values.items():
-                inside = list(value.values()) if type(value) is dict else value
-                tensors = (
-                    inside if type(inside) in (list, tuple, deque) else [value]
-                )  # an iterator must not move
+                held = list(value.values()) if type(value) is dict else value
+                tensors = held if type(held) in (list, tuple, deque) else [value]  # an iterator must not move
                 if any(type(each) is self.torch.Tensor for each in tensors):
                     self.graphs[find_assignment(frame, name)].append(count_nodes(tensors))
 
@@ -389,15 +378,12 @@ class Watch:
 
     def _open_window(self, stage: str) -> None:
         torch, self.stage = self.torch, stage
-        self._synchronize()
-        kinds = set(torch.profiler.supported_activities())
-        kinds = kinds & {torch.profiler.ProfilerActivity.CUDA} if stage == "idle" else kinds
-        has_stacks = stage == "stacks"
-        self.profile = torch.profiler.profile(
-            activities=kinds, with_stack=has_stacks, record_shapes=has_stacks
-        )
+        synchronize(self.torch)
+        kinds, is_whole = torch.profiler.supported_activities(), stage == "stacks"
+        kinds = kinds if is_whole else kinds & {torch.profiler.ProfilerActivity.CUDA}
+        self.profile = torch.profiler.profile(activities=kinds, with_stack=is_whole, record_shapes=is_whole)
         self.profile.start()
-        if has_stacks and not self._count_compilations():  # compiled code would be compiled anew
+        if is_whole and not self._count_compilations():  # compiled code would be compiled anew
             self.mode = make_mode(torch)
             self.mode.__enter__()
         self.marks, self.bounds = [(time.time_ns(), self.calls[-1])], []
@@ -406,7 +392,7 @@ class Watch:
     def _close_window(self) -> None:
         if self.mode is not None and self.torch.overrides._get_current_function_mode() is self.mode:
             self.mode.__exit__(None, None, None)
-        self._synchronize()
+        synchronize(self.torch)
         self.profile.stop()
         results, self.profile = self.profile.profiler.kineto_results, None
         if self.stage == "idle":
@@ -420,10 +406,6 @@ class Watch:
             self.optimizers[index]["backward"] = sorted(lines)
         self._write(digest, len(weights[UNOWNED]))
         self.detach()
-
-    def _synchronize(self) -> None:
-        if self.has_gpu():
-            self.torch.cuda.synchronize()
 
     def _list_unowned(self, owned: set[int]) -> list[Any]:
         """Return the weights that have a gradient and belong to no optimizer."""
@@ -477,7 +459,13 @@ class Watch:
                 undo()
 
 
-def write_file(path: str, data: dict[str, Any]) -> None:
+def synchronize(torch: Any) -> None:
+    """Wait for the GPU if this process uses one."""
+    if torch.version.cuda and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def write_file(path: str, data: Facts) -> None:
     """Write a JSON file, whole or not at all."""
     with open(f"{path}.tmp", "w", encoding="utf-8") as stream:
         json.dump(data, stream)
@@ -515,13 +503,13 @@ def count_nodes(tensors: list[Any]) -> int:
     return len(known)
 
 
-def describe_machine(torch: Any) -> dict[str, Any]:
+def describe_machine(torch: Any) -> Facts:
     """Return the machine, its software, and the settings of PyTorch in force."""
     backends, is_gpu = torch.backends, bool(torch.version.cuda and torch.cuda.is_initialized())
     return {
-        "torch": torch.__version__, "cuda": torch.version.cuda, "python": sys.version.split()[0],
-        "gpu": torch.cuda.get_device_name() if is_gpu else None, "cores": len(os.sched_getaffinity(0)),
-        "capability": torch.cuda.get_device_capability()[0] if is_gpu else 0, "threads": torch.get_num_threads(),
+        "torch": torch.__version__, "python": sys.version.split()[0], "cores": len(os.sched_getaffinity(0)),
+        "gpu": torch.cuda.get_device_name() if is_gpu else None,
+        "capability": torch.cuda.get_device_capability()[0] if is_gpu else 0,
         "matmul": read_precision(backends.cuda.matmul),
         "convolution": read_precision(getattr(backends.cudnn, "conv", backends.cudnn)),
         "anomaly": torch.is_anomaly_enabled(),
@@ -563,7 +551,7 @@ def list_calls(results: Any) -> list[Any]:
     return [each for each in results.events() if str(each.device_type()).endswith("CPU")]
 
 
-def list_idle(results: Any, marks: list[Mark]) -> list[dict[str, Any]]:
+def list_idle(results: Any, marks: list[Mark]) -> list[Facts]:
     """Return for each phase how long the GPU worked, and how long it had waited when its kernels began."""
     launched = {each.correlation_id(): each.start_ns() for each in list_calls(results)}
     phases: dict[int, list[float]] = defaultdict(lambda: [0, 0, 0])
@@ -690,7 +678,7 @@ class Digest:
         file = fields.callsite.file_name
         if is_users(file):
             return name_line(file, fields.callsite.line_number), outer, via if via == "loader" else ""
-        if find_file(file) == __file__ and "_synchronize" in event.name:
+        if find_file(file) == __file__ and "synchronize" in event.name:
             return line, outer, "watch"
         if file.endswith("autograd/__init__.py") and "backward" in event.name:
             self.backward[find_phase(self.marks, event.start_time_ns)].add(line)
@@ -734,7 +722,7 @@ class Digest:
         origin, order = self._trace(first, deep + 1)
         return origin, order + 1
 
-    def list_rows(self) -> list[dict[str, Any]]:
+    def list_rows(self) -> list[Facts]:
         """Return where the time went, the largest first: of kernels where there are any, else of operators."""
         times: dict[tuple[Any, ...], list[float]] = defaultdict(list)
         for event in self.work:
@@ -761,7 +749,7 @@ class Digest:
         what = operator.name, operator.top, kernel, operator.dtype
         return *what, *place, phase, order, operator.note, owner, above.unused
 
-    def list_synchronizations(self) -> list[dict[str, Any]]:
+    def list_synchronizations(self) -> list[Facts]:
         """Return the calls that make the CPU wait for the GPU; on a CPU, those that would."""
         waited: Counter[Any] = Counter()
         for event in self.events.values():
