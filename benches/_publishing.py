@@ -46,7 +46,7 @@ def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:
                     f"{conf.results_dir}: no valid result of asv, nothing is published; `asv run` makes one"
                 )
             mine = copy.copy(conf)
-            mine.ladder_results = Path(conf.results_dir).parent / "ladder"
+            mine.every_result = Path(conf.results_dir).parent
             mine.results_dir, mine.html_dir = str(results), str(site / publishing.ASV)
             _discover(mine)
             status = original(conf=mine, range_spec=range_spec, pull=pull)
@@ -109,6 +109,7 @@ def setup() -> None:
     """Install our publisher in asv. asv calls this hook once, in its own process."""
     import asv.commands.preview
     import asv.commands.publish
+    from asv.console import log
     from asv.publishing import OutputPublisher
 
     Publish = asv.commands.publish.Publish
@@ -127,10 +128,9 @@ def setup() -> None:
         ) -> None:
             from ladder.publish import site as publishing
 
-            site = Path(conf.html_dir).parent
-            for line in publishing.write_front(
-                site, conf.ladder_results, Path(conf.results_dir), _on_branches(conf, repo, revisions)
-            ):
+            site, known = Path(conf.html_dir).parent, _on_branches(conf, repo, revisions)
+            arguments = site, conf.every_result, Path(conf.results_dir), known, Path(conf.repo)
+            for line in publishing.write_front(*arguments, log.info):
                 _say(f"refused: {line}")
 
     _REGISTERED.append(FrontPage)

@@ -4,7 +4,8 @@ They read types, shapes and Python's own numbers, never a tensor's values: nothi
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from numbers import Integral, Real
 from typing import Any
 
@@ -15,7 +16,48 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Kinds of numbers. The compiler traces a number as a SymInt or SymFloat. Integral and Real let NumPy's numbers in.
 WHOLE, ANY_WHOLE = (int, torch.SymInt), (int, torch.SymInt, Integral)
 REAL = (float, int, torch.SymFloat, torch.SymInt, Real)
+MOST = 4096  # calls that `check_once` keeps
 NOT_LISTS = (*REAL, str, bytes, dict, set)
+
+
+def check_once(check: Callable) -> Callable:
+    """Decorate a check of arguments: calls with the same shapes, dtypes, devices and numbers get the first's result."""
+    known: dict[tuple, Any] = {}
+
+    @wraps(check)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return check(*args, **kwargs)
+        key = facts_of(args)
+        if kwargs:
+            key += *kwargs, *facts_of(kwargs.values())
+        try:
+            return known[key]
+        except KeyError:
+            pass
+        except TypeError:  # an argument of a wrong type, which the check refuses
+            return check(*args, **kwargs)
+        found = check(*args, **kwargs)
+        if len(known) >= MOST:
+            known.clear()
+        known[key] = found
+        return found
+
+    return run
+
+
+def facts_of(values: Iterable[Any]) -> tuple:
+    """Return all that a check reads of these arguments: it never reads numbers in tensors, or their memory format."""
+    return tuple(
+        [
+            (each.shape, each.dtype, each.device)
+            if isinstance(each, Tensor)
+            else facts_of(each)
+            if isinstance(each, list | tuple)
+            else (type(each), each)
+            for each in values
+        ]
+    )
 
 
 def check_tensors(needed: dict[str, Any], **given: Any) -> None:

@@ -6,6 +6,18 @@ path length regularization it would compute one weight gradient for each layer a
 """
 
 import torch
+from torch import Tensor
+
+_will_execute = getattr(torch._C, "_will_engine_execute_node", None)
+
+
+def is_recorded(*tensors: Tensor | None) -> bool:
+    """Return whether autograd records a call on these tensors. A Function's call takes the CPU a good part of an op."""
+    if torch.is_grad_enabled():
+        for each in tensors:
+            if each is not None and each.requires_grad:
+                return True
+    return False
 
 
 def needed(ctx, tensors: tuple[bool, ...] | None = None) -> tuple[bool, ...]:
@@ -17,22 +29,27 @@ def needed(ctx, tensors: tuple[bool, ...] | None = None) -> tuple[bool, ...]:
     Args:
         ctx: the Function's context.
         tensors: whether each of the first inputs was a tensor. An input that is None has no node. Without this
-            argument,
-            inputs that are no tensors must come after the tensors.
+            argument, inputs that are no tensors must come after the tensors.
     """
-    asked = getattr(torch._C, "_will_engine_execute_node", None)
-    if asked is None or torch.compiler.is_compiling():
+    if _will_execute is None or torch.compiler.is_compiling():
         return ctx.needs_input_grad
-    nodes = iter([node for node, _ in ctx.next_functions])
-    if tensors is not None:
-        nodes = iter([next(nodes) if there else None for there in tensors])
-    pairs = ((needs, next(nodes, None)) for needs in ctx.needs_input_grad)
-    return tuple(needs and node is not None and _runs(asked, node) for needs, node in pairs)
+    found, nodes, place = list(ctx.needs_input_grad), ctx.next_functions, 0
+    for index, needs in enumerate(found):
+        if tensors is None or (index < len(tensors) and tensors[index]):
+            node = nodes[place][0] if place < len(nodes) else None
+            place += 1
+            found[index] = needs and node is not None and will_execute(node)
+        else:
+            found[index] = False
+    return tuple(found)
 
 
-def _runs(asked, node) -> bool:
+def will_execute(node) -> bool:
+    """Return whether the running backward pass executes this node, as far as PyTorch can say."""
+    if _will_execute is None:
+        return True
     try:
-        return asked(node)
+        return _will_execute(node)
     # Either no pass is running, or the node is a leaf, which `autograd.grad` captures and does not execute.
     except RuntimeError:
         return True

@@ -6,13 +6,13 @@ row is then the result, and there is no second launch.
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .dependent_launch import after_previous, launching
+from .dependent_launch import after_previous
+from .launches import Known, launch_known
 from .tiles import Tiling, accumulator, tl, triton
 
 # ---- rows --------------------------------------------------------------------------------------------------------
@@ -91,36 +91,6 @@ def blocks(rows: int) -> Blocks:
     return next(found for most, found in BLOCKS if rows <= most)
 
 
-def add_up(
-    parts: Sequence[Tensor | None],
-    outs: Sequence[Tensor | None],
-    rows: Sequence[int],
-    channels: int,
-    how: Blocks,
-) -> None:
-    """Sum parts[k] over its rows[k] into outs[k], for all k in one launch.
-
-    Args:
-        parts: partial sums by sample, by channel and by program, each a tensor or None.
-        outs: results, in the same order.
-        rows: rows to add up, in the same order.
-        channels: C.
-        how: the entry of the table.
-    """
-    across = -(-channels // how.columns)
-    segments = 0 if parts[0] is None else outs[0].numel() // max(channels, 1)
-    jobs = segments * across, 0 if parts[1] is None else across
-    grid = (sum(jobs) + (parts[2] is not None),)
-    if grid[0]:
-        pairs = [
-            t for part, out in zip(parts, outs, strict=True) for t in (part, None if part is None else out)
-        ]
-        sum_partials_kernel[grid](
-            *pairs, channels, *rows, *jobs, BLOCK_R=how.rows, BLOCK_C=how.columns, num_warps=how.warps,
-            **launching(),
-        )  # fmt: skip
-
-
 class Sums:
     """Sums over pixels in the making: by sample [N, C], by channel [C] and by program []. Each may be None.
 
@@ -135,29 +105,68 @@ class Sums:
         sample: Tensor | None = None,
         channel: Tensor | None = None,
         program: Tensor | None = None,
+        channels: int | None = None,
     ):
-        self.out = (sample, channel, program)
-        self.rows = (t.programs, t.rows, t.grid[0] * t.grid[1])
-        self.channels = t.sizes[0]
-        widths = (t.sizes[0], t.sizes[0], 1)
-        segments = (0 if sample is None else sample.numel() // max(self.channels, 1), 1, 1)
-        self.into = [
-            out if out is None or rows == 1 else out.new_empty((n * rows * width,), dtype=accumulator(dtype))
-            for out, rows, n, width in zip(self.out, self.rows, segments, widths, strict=True)
-        ]
+        """channels: the numbers in a row of partial sums, by default those of the tiles."""
+        self.t, self.dtype, self.out = t, accumulator(dtype), (sample, channel, program)
+        self.channels = t.sizes[0] if channels is None else channels
+        rows = t.programs, t.rows, t.grid[0] * t.grid[1]
+        if sample is not None and rows[0] > 1:
+            sample = sample.new_empty((sample.numel() * rows[0],), dtype=self.dtype)
+        if channel is not None and rows[1] > 1:
+            channel = channel.new_empty((rows[1] * self.channels,), dtype=self.dtype)
+        if program is not None and rows[2] > 1:
+            program = program.new_empty((rows[2],), dtype=self.dtype)
+        self.into = [sample, channel, program]
 
     @property
     def pending(self) -> bool:
         """Return whether `finish` has rows to add up."""
-        return any(p is not out for p, out in zip(self.into, self.out, strict=True))
+        (a, b, c), (x, y, z) = self.into, self.out
+        return a is not x or b is not y or c is not z
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Finish the sums in a fixed order of addition, and return them.
 
         They are equal in every run on one GPU model.
         """
-        parts = [p if p is not out else None for p, out in zip(self.into, self.out, strict=True)]
-        rows = [n for n, p in zip(self.rows, parts, strict=True) if p is not None]
-        if rows:
-            add_up(parts, self.out, self.rows, self.channels, blocks(max(rows)))
+        if self.pending:
+            parts = tuple([None if p is out else p for p, out in zip(self.into, self.out, strict=True)])
+            rows = self.t.programs, self.t.rows, self.t.grid[0] * self.t.grid[1]
+            add_up(parts, self.out, rows, self.channels, launches=self.t.launches)
         return self.out
+
+
+def add_up(
+    parts: tuple[Tensor | None, ...],
+    outs: tuple[Tensor | None, ...],
+    rows: tuple[int, ...],
+    channels: int,
+    how: Blocks | None = None,
+    launches: Known | None = None,
+) -> None:
+    """Sum parts[k] over its rows[k] into outs[k], for all k in one launch.
+
+    Args:
+        parts: partial sums by sample, by channel and by program, each a tensor or None.
+        outs: results, in the same order.
+        rows: rows to add up, in the same order.
+        channels: C.
+        how: an entry of the table; by default the one for the most rows.
+        launches: where compiled kernels are kept.
+    """
+    by_sample, by_channel, by_program = parts
+    segments = 0 if by_sample is None else outs[0].numel() // max(channels, 1)
+
+    def describe() -> tuple[tuple[int], tuple[int, ...], dict]:
+        size = how or blocks(max(n for n, part in zip(rows, parts, strict=True) if part is not None))
+        across = -(-channels // size.columns)
+        jobs = segments * across, 0 if by_channel is None else across
+        constants = {"BLOCK_R": size.rows, "BLOCK_C": size.columns, "num_warps": size.warps}
+        return (sum(jobs) + (by_program is not None),), (channels, *rows, *jobs), constants
+
+    if segments or (by_channel is not None and channels) or by_program is not None:
+        sums = [None if part is None else out for part, out in zip(parts, outs, strict=True)]
+        arguments = (by_sample, sums[0], by_channel, sums[1], by_program, sums[2])
+        known = {} if launches is None else launches
+        launch_known(known, (channels, segments, rows, how), sum_partials_kernel, arguments, describe)

@@ -7,6 +7,7 @@ integer division. The start of a tile is a 64-bit number, the offset in the tile
 more than 2^31 elements, and an element still costs one addition.
 """
 
+import contextlib
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..choices import choose, size_of
-from .dependent_launch import launching
 from .language import INTERPRETED, tl, triton
+from .launches import Known, launch_known
 
 COUNTS = ["tiles", "programs"]  # arguments whose values do not make Triton compile a kernel anew
 ARCHITECTURE, PROCESSORS = 90, 132  # those of an H200; tilings are made for it where there is no GPU
@@ -30,6 +31,7 @@ class Tiling(NamedTuple):
     programs: int  # programs of a sample; each leaves one row of partial sums
     sizes: tuple[int, int, int, int, int, int]  # kernel arguments: C, P, stride_p, stride_c, tiles, programs
     options: dict  # kernel constants and launch options: WALK, WHOLE, STAGES, BLOCK_P, BLOCK_C, num_warps
+    launches: Known  # of kernels over these tiles
 
     @property
     def rows(self) -> int:
@@ -96,20 +98,21 @@ def tiling(
         "num_warps": choice.warps,
     }
     sizes = (channels, pixels, stride_p, stride_c, tiles, programs)
-    return Tiling((samples * programs, tiles_c), samples, programs, sizes, options)
+    return Tiling((samples * programs, tiles_c), samples, programs, sizes, options, {})
 
 
 def launch(kernel, t: Tiling, pointers: tuple, dtype: torch.dtype, *scalars, **constants) -> None:
     """Launch `kernel` over the tiles t of an activation of this dtype."""
     if t.grid[0] * t.grid[1]:
-        kernel[t.grid](
-            *pointers, *t.sizes, *scalars, ACC=tl_accumulator(dtype), **t.options, **constants, **launching()
-        )
+        launch_known(
+            t.launches, (dtype, *scalars, *constants.values()), kernel, pointers,
+            lambda: (t.grid, (*t.sizes, *scalars), {"ACC": tl_accumulator(dtype), **t.options, **constants}),
+        )  # fmt: skip
 
 
 def is_nhwc(x: Tensor) -> bool:
     """Return whether the channels of x are its contiguous dimension ([N, C], channels_last, or one pixel)."""
-    return x.dim() == 2 or x.shape[2] * x.shape[3] == 1 or not x.is_contiguous()
+    return not x.is_contiguous() or x.dim() == 2 or x.shape[2] * x.shape[3] == 1
 
 
 def dense(x: Tensor) -> Tensor:
@@ -151,10 +154,17 @@ def new_image(like: Tensor, channels: int, size: tuple[int, int], nhwc: bool, dt
 
 def output_dtype(x: Tensor) -> torch.dtype:
     """Return autocast's dtype where autocast is on (it leaves float64 alone), else x.dtype."""
-    kind = x.device.type
-    if x.dtype is not torch.float64 and torch.is_autocast_enabled(kind):
+    dtype, kind = x.dtype, x.device.type
+    if torch.is_autocast_enabled(kind) and dtype is not torch.float64:
         return torch.get_autocast_dtype(kind)
-    return x.dtype
+    return dtype
+
+
+def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
+    """Switch autocast off for x's kind of device, if it is on."""
+    kind = x.device.type
+    is_on = torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if is_on else contextlib.nullcontext()
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -168,15 +178,7 @@ def tl_accumulator(dtype: torch.dtype):
 
 
 def check_device(x: Tensor) -> None:
-    """Raise RuntimeError for a tensor that no Triton kernel can read, with a clearer message than Triton's.
-
-    Triton launches on the current device, whatever device the tensors are on.
-    """
-    if x.is_cuda and (here := torch.cuda.current_device()) != x.get_device():
-        raise RuntimeError(
-            f"the tensor is on {x.device} and kernels are launched on the current device, cuda:{here}: "
-            f"call torch.cuda.set_device({x.get_device()}) first, or use torch.cuda.device({x.get_device()})"
-        )
+    """Raise RuntimeError for a tensor that no Triton kernel can read, with a clearer message than Triton's."""
     if not (x.is_cuda or INTERPRETED):
         raise RuntimeError(
             f"Triton kernels need a CUDA tensor, got one on {x.device}; use the op's _reference there, "

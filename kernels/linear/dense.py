@@ -23,13 +23,14 @@ from ..common.arguments import (
     ANY_WHOLE,
     check_flags,
     check_numbers,
+    check_once,
     check_tensors,
     each,
     is_number,
     listed,
 )
-from ..common.needed import needed
-from ..common.tiles import accumulator, check_device
+from ..common.needed import is_recorded, needed
+from ..common.tiles import accumulator, check_device, without_autocast
 from .dense_launches import Call, backward, forward
 from .weight_gradients import defer
 
@@ -62,7 +63,7 @@ def dense(
     """
     biases = None if bias is None else [bias]
     call = _plan(x, [weight], biases, [0], weight_gain, bias_gain, act, slope, gain, dims=2)
-    return _run(x[:, None], [weight], biases, call)[0]
+    return _run(x, [weight], biases, call)[0]
 
 
 def dense_group(
@@ -96,7 +97,7 @@ def dense_reference(
     """Compute `dense` in plain PyTorch. Arguments and result dtype as `dense`."""
     biases = None if bias is None else [bias]
     call = _plan(x, [weight], biases, [0], weight_gain, bias_gain, act, slope, gain, dims=2)
-    return _plain(x[:, None], [weight], biases, call)[0]
+    return _plain(x, [weight], biases, call)[0]
 
 
 def dense_group_reference(x, weights, biases, slots, *, weight_gain=1.0, bias_gain=1.0) -> list[Tensor]:
@@ -111,6 +112,7 @@ def bytes_moved(x: Tensor, weight: Tensor, *, backward: bool = False) -> int:
     return (2 if backward else 1) * (x.nbytes + weight.nbytes) + y
 
 
+@check_once
 def _plan(x, weights, biases, slots, weight_gain, bias_gain, act, slope, gain, *, dims: int) -> Call:
     """Validate the arguments, and return the call's facts."""
     check_tensors({"x": x} | each("weights", weights) | ({} if biases is None else each("biases", biases)))
@@ -136,15 +138,16 @@ def _plan(x, weights, biases, slots, weight_gain, bias_gain, act, slope, gain, *
 
 
 def _dtype(*tensors: Tensor) -> torch.dtype:
-    return torch.float64 if any(t.dtype is torch.float64 for t in tensors) else torch.float32
+    return torch.float64 if torch.float64 in [t.dtype for t in tensors] else torch.float32
 
 
 def _plain(x, weights, biases, call: Call) -> list[Tensor]:
     dtype, ys = _dtype(x, *weights, *(biases or [])), []
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         for k, (weight, slot) in enumerate(zip(weights, call.slots, strict=True)):
             bias = None if biases is None else biases[k].to(dtype) * call.bias_gain
-            y = F.linear(x[:, slot].to(dtype), weight.to(dtype) * call.weight_gain, bias)
+            own = x if x.dim() == 2 else x[:, slot]
+            y = F.linear(own.to(dtype), weight.to(dtype) * call.weight_gain, bias)
             ys.append(F.leaky_relu(y, call.slope) * call.gain if call.act else y)
     return ys
 
@@ -156,7 +159,10 @@ def _run(x, weights, biases, call: Call) -> list[Tensor]:
     tensors = [x, *weights, *(biases or [])]
     dtype = _dtype(*tensors)
     # Casts and copies belong out here, where autograd sees them. Double backward does not see those of a Function.
-    return list(_Dense.apply(*(t.to(dtype).contiguous() for t in tensors), call))
+    tensors = [t if t.dtype is dtype and t.is_contiguous() else t.to(dtype).contiguous() for t in tensors]
+    if not is_recorded(*tensors):
+        return forward(tensors[0], tensors[1 : 1 + len(weights)], tensors[1 + len(weights) :] or None, call)
+    return list(_Dense.apply(*tensors, call))
 
 
 # ---- autograd ----------------------------------------------------------------------------------------------------
@@ -183,7 +189,7 @@ class _Dense(torch.autograd.Function):
         ys = ctx.saved_tensors[1 + layers :] or None
         asked = needed(ctx)
         needs = asked[0], any(asked[1 : 1 + layers]), call.biased and any(asked[1 + layers : -1])
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             if not torch.is_grad_enabled():
                 if needs[1] and (needs[2] or not call.biased) and _worth_deferring(weights):
                     size, only = ctx.size, (False, True, call.biased)
@@ -207,7 +213,7 @@ def _again(gs, ys, x, weights, call: Call, needs: tuple[bool, bool, bool]):
         gs = [g * (slope * call.gain) for g, slope in zip(gs, slopes, strict=True)]
     product, nothing = call.product(), [None] * len(weights)
     gs = [g.contiguous() for g in gs]
-    dx = _ByInput.apply(*gs, *weights, x.shape[1], product) if needs[0] else None
+    dx = _ByInput.apply(*gs, *weights, x.shape[1:], product) if needs[0] else None
     dweights = _ByWeight.apply(x, *gs, product) if needs[1] else nothing
     dbiases = [g.sum(0) * call.bias_gain for g in gs] if needs[2] else nothing
     return dx, dweights, dbiases
@@ -218,19 +224,18 @@ class _ByInput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *inputs):
-        *tensors, slots, call = inputs
+        *tensors, shape, call = inputs
         ctx.call = call
         ctx.save_for_backward(*tensors)
         gs, weights = tensors[: len(call.slots)], tensors[len(call.slots) :]
-        size = gs[0].shape[0], slots, weights[0].shape[1]
-        return backward(gs, None, gs[0], weights, size, call, (True, False, False))[0]
+        return backward(gs, None, gs[0], weights, (len(gs[0]), *shape), call, (True, False, False))[0]
 
     @staticmethod
     def backward(ctx, u):
         call, layers = ctx.call, len(ctx.call.slots)
         gs, weights = ctx.saved_tensors[:layers], ctx.saved_tensors[layers:]
         asked, u = needed(ctx), u.contiguous()
-        with torch.autocast(u.device.type, enabled=False):
+        with without_autocast(u):
             dgs = _products(u, weights, call) if any(asked[:layers]) else [None] * layers
             needs_weights = any(asked[layers:-2])
             if needs_weights and _worth_deferring(weights):
@@ -253,10 +258,10 @@ class _ByWeight(torch.autograd.Function):
     def backward(ctx, *us):
         call, (x, *gs) = ctx.call, ctx.saved_tensors
         asked, us = needed(ctx), [u.contiguous() for u in us]
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             dx = None
             if asked[0] and torch.is_grad_enabled():
-                dx = _ByInput.apply(*gs, *us, x.shape[1], call)
+                dx = _ByInput.apply(*gs, *us, x.shape[1:], call)
             elif asked[0]:
                 dx = backward(gs, None, x, us, tuple(x.shape), call, (True, False, False))[0]
             dgs = _products(x, us, call) if any(asked[1:-1]) else [None] * len(gs)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..common.dependent_launch import launching
+from ..common.launches import Known, launch_grid, launch_known
 from ..common.tiles import power_of_2, tl_accumulator
 from .dense_kernels import dense_finish_kernel, dense_grad_kernel, dense_kernel
 
@@ -43,6 +43,7 @@ class _Cover(NamedTuple):
     x_jobs: int
     w_jobs: int
     backward: dict
+    launches: Known
 
 
 ENOUGH = 264  # programs; two for each multiprocessor of an H200
@@ -86,7 +87,7 @@ def _cover(n: int, i: int, slots: int, reads: tuple[int, ...], widths: tuple[int
         "W_BLOCK_O": w_block_o, "W_BLOCK_I": block_i, "W_UNROLL": min(power_of_2(n), 8), "num_warps": 4,
     }  # fmt: skip
     grid, w_jobs = (jobs, samples, max(-(-i // chunk), 1)), max(w_blocks * -(-i // block_i), w_blocks)
-    return _Cover(base[:-1], base[-1], grid, chunk, forward, x_jobs(x_block_i), w_jobs, backward)
+    return _Cover(base[:-1], base[-1], grid, chunk, forward, x_jobs(x_block_i), w_jobs, backward, {})
 
 
 def _readers(reads: tuple[int, ...], slots: int) -> tuple[tuple[int, ...], ...]:
@@ -98,13 +99,19 @@ def _readers(reads: tuple[int, ...], slots: int) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _covered(n: int, i: int, slots: int, weights: Sequence[Tensor], call: Call) -> tuple[_Cover, dict]:
-    """Return the cover, and the constants that all kernels share."""
-    widths = tuple(w.shape[0] for w in weights)
-    cover = _cover(n, i, slots, call.slots, widths)
-    constants = {"WEIGHT_GAIN": call.weight_gain, "SLOPE": call.slope, "GAIN": call.gain}
-    constants |= {"BIAS_GAIN": call.bias_gain, "ACC": tl_accumulator(weights[0].dtype)}
-    return cover, constants
+def _constants(weights: Sequence[Tensor], cover: _Cover, call: Call) -> dict:
+    """Return the constants that both kernels share."""
+    return {
+        "WIDTH": tuple([w.shape[0] for w in weights]), "BASE": cover.base, "SLOT": call.slots,
+        "WEIGHT_GAIN": call.weight_gain, "BIAS_GAIN": call.bias_gain, "SLOPE": call.slope, "GAIN": call.gain,
+        "ACC": tl_accumulator(weights[0].dtype),
+    }  # fmt: skip
+
+
+def _three(size: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return N, S, I of x [N, S, I] or [N, I]."""
+    n, *slots, i = size
+    return n, *(slots or (1,)), i
 
 
 def _slices(flat: Tensor, cover: _Cover, shapes: list[tuple[int, ...]], unit: int) -> list[Tensor]:
@@ -119,36 +126,47 @@ def _slices(flat: Tensor, cover: _Cover, shapes: list[tuple[int, ...]], unit: in
 def forward(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None, call: Call
 ) -> list[Tensor]:
-    """Return [N, O] of each layer, slices of one buffer, for x [N, S, I] and contiguous weights of one dtype."""
-    n, slots, i = x.shape
-    cover, constants = _covered(n, i, slots, weights, call)
-    widths = tuple(w.shape[0] for w in weights)
+    """Return [N, O] of each layer, slices of one buffer.
+
+    x is [N, S, I], or [N, I] for a single layer; weights are contiguous and of one dtype.
+    """
+    n, slots, i = _three(x.shape)
+    widths = tuple([w.shape[0] for w in weights])
+    cover = _cover(n, i, slots, call.slots, widths)
     flat = x.new_empty((n * cover.total,))
     ys = _slices(flat, cover, [(n, width) for width in widths], n)
     if not n * sum(widths):
         return ys
-    whole, constants = cover.grid[2] == 1, constants | {"ACT": call.act}
+    whole, biases = cover.grid[2] == 1, None if biases is None else tuple(biases)
     into = flat if whole else x.new_empty((cover.grid[2] * n * widths[0],))
-    dense_kernel[cover.grid](
-        x, tuple(weights), None if biases is None else tuple(biases), into, n, i, slots * i, cover.chunk,
-        WIDTH=widths, BASE=cover.base, SLOT=call.slots, WHOLE=whole, **constants, **cover.forward, **launching(),
-    )  # fmt: skip
+
+    def describe() -> tuple[tuple[int, ...], tuple[int, ...], dict]:
+        constants = _constants(weights, cover, call) | {"WHOLE": whole, "ACT": call.act} | cover.forward
+        return cover.grid, (n, i, slots * i, cover.chunk), constants
+
+    launch_known(cover.launches, call, dense_kernel, (x, tuple(weights), biases, into), describe)
     if not whole:
-        size = n * widths[0]
-        dense_finish_kernel[(-(-size // 256),)](
-            into, None if biases is None else biases[0], flat, size, widths[0],
-            CHUNKS=cover.grid[2], **constants, BLOCK=256, **launching(),
-        )  # fmt: skip
+        size, constants = n * widths[0], _constants(weights, cover, call)
+        names = ("BIAS_GAIN", "WEIGHT_GAIN", "SLOPE", "GAIN", "ACC")
+        launch_grid(
+            dense_finish_kernel,
+            (-(-size // 256),),
+            (into, None if biases is None else biases[0], flat, size, widths[0]),
+            CHUNKS=cover.grid[2],
+            BLOCK=256,
+            ACT=call.act,
+            **{name: constants[name] for name in names},
+        )
     return ys
 
 
-def backward(gs, ys, x, weights, size: tuple[int, int, int], call: Call, needs: tuple[bool, bool, bool]):
-    """Return dx [N, S, I] = size, dweight and dbias of each layer. Those not needed are None, or lists of None.
+def backward(gs, ys, x, weights, size: tuple[int, ...], call: Call, needs: tuple[bool, bool, bool]):
+    """Return dx, of the size that x has, dweight and dbias of each layer. Those not needed are None, or lists of None.
 
     ys: results of the forward pass if it had an activation, else None. The tensor x is read only for the weights'
     gradients, and the weights only for the gradient of x. The weights' shapes are always read.
     """
-    n, slots, i = size
+    n, slots, i = _three(size)
     deep = len(weights) == slots == 1 and i >= DEEP
     products = tuple(need and deep and n >= most for need, most in zip(needs, PRODUCTS, strict=True))
     ours = tuple(need and not product for need, product in zip(needs, products, strict=True))
@@ -159,7 +177,7 @@ def backward(gs, ys, x, weights, size: tuple[int, int, int], call: Call, needs: 
     return tuple(a if product else b for a, b, product in zip(theirs, found, products, strict=True))
 
 
-def _by_products(g, y, x, weight, size: tuple[int, int, int], call: Call, needs: tuple[bool, bool, bool]):
+def _by_products(g, y, x, weight, size: tuple[int, ...], call: Call, needs: tuple[bool, bool, bool]):
     """Compute `backward` of one layer by PyTorch's matrix products."""
     dx, dweight, dbias = None, None, None
     # y has the sign of its input.
@@ -167,31 +185,34 @@ def _by_products(g, y, x, weight, size: tuple[int, int, int], call: Call, needs:
     scale = call.gain * call.weight_gain
     if needs[0]:
         dx = g.new_empty(size)
-        torch.addmm(dx[:, 0], d, weight, beta=0, alpha=scale, out=dx[:, 0])
+        flat = dx.view(len(d), -1)
+        torch.addmm(flat, d, weight, beta=0, alpha=scale, out=flat)
     if needs[1]:
-        dweight = g.new_empty((d.shape[1], size[2]))
-        torch.addmm(dweight, d.t(), x[:, 0], beta=0, alpha=scale, out=dweight)
+        dweight = g.new_empty((d.shape[1], size[-1]))
+        torch.addmm(dweight, d.t(), x.view(len(d), -1), beta=0, alpha=scale, out=dweight)
     if needs[2]:
         dbias = d.sum(0).mul_(call.gain * call.bias_gain)
     return dx, [dweight], [dbias]
 
 
-def _launched(gs, ys, x, weights, size: tuple[int, int, int], call: Call, needs: tuple[bool, bool, bool]):
+def _launched(gs, ys, x, weights, size: tuple[int, ...], call: Call, needs: tuple[bool, bool, bool]):
     """Compute `backward` in one launch of our kernel."""
-    (n, slots, i), widths = size, tuple(w.shape[0] for w in weights)
-    cover, constants = _covered(n, i, slots, weights, call)
-    gs = tuple(g.contiguous() for g in gs)
+    (n, slots, i), widths = _three(size), tuple([w.shape[0] for w in weights])
+    cover = _cover(n, i, slots, call.slots, widths)
+    gs = tuple([g.contiguous() for g in gs])
     needs_w = needs[1] or needs[2]
     dx = gs[0].new_empty(size) if needs[0] else None
     dw_flat = gs[0].new_empty((cover.total * i,)) if needs_w else None
     db_flat = gs[0].new_empty((cover.total,)) if needs[2] else None
     x_jobs, w_jobs = (cover.x_jobs if needs[0] else 0), (cover.w_jobs if needs_w else 0)
+
+    def describe() -> tuple[tuple[int], tuple[int, ...], dict]:
+        constants = _constants(weights, cover, call) | cover.backward
+        return (x_jobs + w_jobs,), (n, i, slots * i, slots, x_jobs), constants
+
     if x_jobs + w_jobs:
-        dense_grad_kernel[(x_jobs + w_jobs,)](
-            gs, None if ys is None else tuple(ys), x, tuple(weights), dx, dw_flat, db_flat,
-            n, i, slots * i, slots, x_jobs,
-            WIDTH=widths, BASE=cover.base, SLOT=call.slots, **constants, **cover.backward, **launching(),
-        )  # fmt: skip
+        tensors = gs, None if ys is None else tuple(ys), x, tuple(weights), dx, dw_flat, db_flat
+        launch_known(cover.launches, (call, needs), dense_grad_kernel, tensors, describe)
     nothing = [None] * len(widths)
     dweights = _slices(dw_flat, cover, [(w, i) for w in widths], i) if needs[1] else nothing
     dbiases = _slices(db_flat, cover, [(w,) for w in widths], 1) if needs[2] else nothing

@@ -21,7 +21,16 @@ from torch import Tensor
 from ..common.arguments import check_dtype, check_flags, check_numbers, check_tensors, fits
 from ..common.needed import needed
 from ..common.operators import OPERATORS, empty_like, operator, pick, place
-from ..common.tiles import accumulator, check_device, dense, dense_as, is_nhwc, new_image, output_dtype
+from ..common.tiles import (
+    accumulator,
+    check_device,
+    dense,
+    dense_as,
+    is_nhwc,
+    new_image,
+    output_dtype,
+    without_autocast,
+)
 from ..pointwise.bias_act import Call as ActCall
 from ..pointwise.bias_act import backward as bias_act_backward
 from ..pointwise.bias_act import bias_act
@@ -86,7 +95,7 @@ def to_rgb_reference(
     sums = accumulator(torch.promote_types(x.dtype, dtype))
     w = weight.to(sums) if weight.dim() == 3 else weight.to(sums)[None]
     w = w * (1 if style is None else style.to(sums)[:, None])
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         y = torch.einsum("nchw,nkc->nkhw", x.to(sums), w.expand(len(x), -1, -1)) * gain
     y = y if bias is None else y + bias[:, None, None]
     y = y if image is None else y + image
@@ -151,7 +160,7 @@ def from_rgb_reference(
     weight = _check_from(image, weight, bias, gain, slope, act_gain, channels_last)
     dtype = output_dtype(image)
     sums = accumulator(torch.promote_types(image.dtype, dtype))
-    with torch.autocast(image.device.type, enabled=False):
+    with without_autocast(image):
         y = torch.einsum("nkhw,ck->nchw", image.to(sums), weight.to(sums)) * gain
     y = y if bias is None else y + bias.to(sums)[:, None, None]
     y = (F.leaky_relu(y, slope) * act_gain).to(dtype)

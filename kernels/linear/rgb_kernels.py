@@ -300,7 +300,7 @@ def cover(shape: torch.Size, nhwc: bool, op: str, itemsize: int, device: torch.d
         "num_warps": config.warps,
     }
     sizes = (channels, pixels, stride_p, stride_c, tiles, programs)
-    return Tiling((samples * programs, tiles_c), samples, programs, sizes, options)
+    return Tiling((samples * programs, tiles_c), samples, programs, sizes, options, {})
 
 
 def sums_alike(wide: Tensor, nhwc: bool, t: Tiling, more: bool) -> bool:
@@ -386,8 +386,7 @@ def correlate(g: Tensor, x: Tensor, call: Call, *, ref: Tensor | None = None, ac
     width = k * c + k * sum_g + c * sum_x
     dx = None if w is None else torch.empty_like(x)
     out = x.new_empty(((1 if call.shared else samples), width), dtype=call.sums)
-    row = t._replace(sizes=(width, *t.sizes[1:]))
-    sums = Sums(row, call.sums, None if call.shared else out, out if call.shared else None)
+    sums = Sums(t, call.sums, None if call.shared else out, out if call.shared else None, channels=width)
     into = sums.into[1 if call.shared else 0]
     pointers = (g, x, ref, w, dx, into)
     call.run(rgb_correlate_kernel, t, pointers, w, act, width, k=k, SUM_G=sum_g, SUM_X=sum_x)

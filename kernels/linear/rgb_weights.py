@@ -10,7 +10,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..common.dependent_launch import after_previous, launching
+from ..common.dependent_launch import after_previous
+from ..common.launches import launch_grid
 from ..common.needed import needed
 from ..common.tiles import power_of_2, tl, tl_accumulator, triton
 from .dense_kernels import pick
@@ -78,10 +79,15 @@ class _Styled(torch.autograd.Function):
         g = g if g.stride(2) == 1 else g.contiguous()
         dweight = torch.empty_like(weight) if needs_weight else None
         dstyle = torch.empty_like(style) if needs_style else None
-        styled_grad_kernel[(-(-c // BLOCK_C),)](
-            g, weight, style, dweight, dstyle, n, c, g.stride(0), g.stride(1),
-            K=k, ACC=tl_accumulator(g.dtype), BLOCK_N=min(power_of_2(n), 16), BLOCK_C=BLOCK_C, **launching(),
-        )  # fmt: skip
+        launch_grid(
+            styled_grad_kernel,
+            (-(-c // BLOCK_C),),
+            (g, weight, style, dweight, dstyle, n, c, g.stride(0), g.stride(1)),
+            K=k,
+            ACC=tl_accumulator(g.dtype),
+            BLOCK_N=min(power_of_2(n), 16),
+            BLOCK_C=BLOCK_C,
+        )
         return dweight, dstyle
 
 
@@ -162,7 +168,7 @@ class _StyledGroup(torch.autograd.Function):
         (k, _), n = weights[0].shape, len(styles[0])
         into = styles[0].new_empty((n * k * base[-1],))
         grid = jobs, -(-n // known["BLOCK_N"])
-        styled_group_kernel[grid](tuple(weights), tuple(styles), into, n, **known, **launching())
+        launch_grid(styled_group_kernel, grid, (tuple(weights), tuple(styles), into, n), **known)
         return (
             *(p.view(n, k, -1) for p in _parts(into, [(n * k, w.shape[1]) for w in weights], base, n * k)),
         )
@@ -184,10 +190,14 @@ class _StyledGroup(torch.autograd.Function):
             styles[0].new_empty((size * base[-1],)) if need else None
             for size, need in zip((k, n), needs, strict=True)
         )
-        styled_group_grad_kernel[(jobs,)](
-            tuple(gs), tuple(weights), tuple(styles), dweight, dstyle, n,
-            STRIDES=tuple(g.stride(0) for g in gs), ACC=tl_accumulator(styles[0].dtype), **known, **launching(),
-        )  # fmt: skip
+        launch_grid(
+            styled_group_grad_kernel,
+            (jobs,),
+            (tuple(gs), tuple(weights), tuple(styles), dweight, dstyle, n),
+            STRIDES=tuple(g.stride(0) for g in gs),
+            ACC=tl_accumulator(styles[0].dtype),
+            **known,
+        )
         shapes, nothing = [(k, w.shape[1]) for w in weights], [None] * layers
         dweights = _parts(dweight, shapes, base, k) if needs[0] else nothing
         dstyles = _parts(dstyle, [(n, c) for _, c in shapes], base, n) if needs[1] else nothing

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from .. import choices
 from ..common.arguments import check_tensors
-from ..common.dependent_launch import after_previous, launching
+from ..common.dependent_launch import after_previous
+from ..common.launches import launch_grid
 from ..common.needed import needed
 from ..common.tiles import (
     INTERPRETED,
@@ -167,13 +168,21 @@ def forward(x: Tensor, bias: Tensor | None, low: Tensor, weight: Tensor, call: s
     y = new_image(x, outputs, (h, w), True, x.dtype)
     grid = (-(-pixels // how.block_m) * -(-outputs // how.block_n),)
     sizes = zip((pixels, outputs, inputs), (how.block_m, how.block_n, how.block_k), strict=True)
-    bias_act_skip_kernel[grid](
-        x, bias, low, weight, y, pixels, inputs, outputs, STEPS=-(-inputs // how.block_k),
+    launch_grid(
+        bias_act_skip_kernel,
+        grid,
+        (x, bias, low, weight, y, pixels, inputs, outputs),
+        STEPS=-(-inputs // how.block_k),
         WHOLE=all(size % block == 0 for size, block in sizes),
-        SLOPE=call.slope, GAIN=call.gain, ACC=tl_accumulator(x.dtype),
-        BLOCK_M=how.block_m, BLOCK_N=how.block_n, BLOCK_K=how.block_k,
-        num_warps=how.warps, num_stages=how.stages, **launching(),
-    )  # fmt: skip
+        SLOPE=call.slope,
+        GAIN=call.gain,
+        ACC=tl_accumulator(x.dtype),
+        BLOCK_M=how.block_m,
+        BLOCK_N=how.block_n,
+        BLOCK_K=how.block_k,
+        num_warps=how.warps,
+        num_stages=how.stages,
+    )
     return y
 
 

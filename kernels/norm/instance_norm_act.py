@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..common.arguments import check_numbers, check_tensors
-from ..common.dependent_launch import launching
-from ..common.needed import needed
+from ..common.arguments import check_numbers, check_once, check_tensors
+from ..common.launches import launch_grid
+from ..common.needed import is_recorded, needed
 from ..common.operators import OPERATORS, empty_like, operator, pick, place
 from ..common.sums import Sums
 from ..common.tiles import (
@@ -90,6 +90,8 @@ def instance_norm_act(
     arguments = (x, scale, bias, noise, strength, float(eps), float(slope), gain, output_dtype(x))
     if torch.compiler.is_compiling():
         return OPERATORS.instance_norm_act(*arguments)[0]
+    if not is_recorded(*arguments[:5]):
+        return forward(*arguments)[0]
     return _InstanceNormAct.apply(*arguments)
 
 
@@ -124,6 +126,7 @@ def bytes_moved(
     return activation + (noise.nbytes if noise is not None else 0)
 
 
+@check_once
 def _check(x, scale, bias, noise, strength, eps=0.0, slope=1.0, gain=None) -> None:
     check_tensors({"x": x, "scale": scale, "bias": bias}, noise=noise, strength=strength)
     check_numbers(slope=slope, gain=1.0 if gain is None else gain)
@@ -158,10 +161,15 @@ def _moments(x: Tensor, noise: Tensor | None, strength: Tensor | None, eps: floa
         means, m2s = x.new_empty((2, t.rows, channels), dtype=acc)
         _launch(moments_kernel, t, x, noise, x, noise, strength, means, m2s)
         block_c = min(power_of_2(channels), 32)
-        join_moments_kernel[(t.samples, -(-channels // block_c))](
-            means, m2s, mean, rstd, eps, channels, pixels, tiles, programs, PIXELS=t.options["BLOCK_P"],
-            ACC=tl_accumulator(x.dtype), BLOCK_T=min(power_of_2(programs), 64), BLOCK_C=block_c, **launching(),
-        )  # fmt: skip
+        launch_grid(
+            join_moments_kernel,
+            (t.samples, -(-channels // block_c)),
+            (means, m2s, mean, rstd, eps, channels, pixels, tiles, programs),
+            PIXELS=t.options["BLOCK_P"],
+            ACC=tl_accumulator(x.dtype),
+            BLOCK_T=min(power_of_2(programs), 64),
+            BLOCK_C=block_c,
+        )
     return mean, rstd
 
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from .. import choices
-from ..common.dependent_launch import after_previous, launching
+from ..common.dependent_launch import after_previous
+from ..common.launches import launch_grid
 from ..common.tiles import (
     LONGEST,
     accumulator,
@@ -257,11 +258,20 @@ def _launch(kernel, how: Walk, x: Tensor, noise: Tensor | None, *arguments, g=No
         1 if double else stages(wanted, how.block, whole, read, x.device)
         for wanted in (how.stages, how.again)
     )
-    kernel[(how.programs,)](
-        *arguments, x.shape[0] * x.shape[1], x.shape[1], pixels, noise_stride(noise), ACC=tl_accumulator(x.dtype),
-        WHOLE=whole, STAGES=first, AGAIN=again, HINTS=how.hints, BACK=how.back,
-        BLOCK=how.block, num_warps=how.warps, **constants, **launching(),
-    )  # fmt: skip
+    launch_grid(
+        kernel,
+        (how.programs,),
+        (*arguments, x.shape[0] * x.shape[1], x.shape[1], pixels, noise_stride(noise)),
+        ACC=tl_accumulator(x.dtype),
+        WHOLE=whole,
+        STAGES=first,
+        AGAIN=again,
+        HINTS=how.hints,
+        BACK=how.back,
+        BLOCK=how.block,
+        num_warps=how.warps,
+        **constants,
+    )
 
 
 def forward(

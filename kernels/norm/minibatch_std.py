@@ -13,8 +13,9 @@ The double backward (R1) differentiates the gradient as plain PyTorch spells it.
 import torch
 from torch import Tensor
 
-from ..common.arguments import WHOLE, check_numbers, check_tensors
-from ..common.dependent_launch import after_previous, launching
+from ..common.arguments import WHOLE, check_numbers, check_once, check_tensors
+from ..common.dependent_launch import after_previous
+from ..common.launches import launch_grid
 from ..common.tiles import (
     accumulator,
     check_device,
@@ -69,6 +70,7 @@ def bytes_moved(x: Tensor, y: Tensor, *, backward: bool = False) -> int:
     return (2 if backward else 1) * x.nbytes + y.nbytes
 
 
+@check_once
 def _check(x: Tensor, group: int, parts: int, multiple: int) -> int:
     """Validate the arguments, and return the size of a group."""
     check_tensors({"x": x})
@@ -189,10 +191,17 @@ def _launch(kernel, tensors: tuple[Tensor, ...], x: Tensor, width: int, group: i
         strides = 1, pixels, 1, pixels
         block_p = min(power_of_2(pixels), TILE)
         block_c = min(power_of_2(c), max(TILE // block_p, 1))
-    kernel[(n,)](
-        *tensors, c, pixels, width, *strides, part, part // group, GROUP=group, EPS=EPS,
-        ACC=tl_accumulator(x.dtype), BLOCK_P=block_p, BLOCK_C=block_c, num_warps=WARPS, **launching(),
-    )  # fmt: skip
+    launch_grid(
+        kernel,
+        (n,),
+        (*tensors, c, pixels, width, *strides, part, part // group),
+        GROUP=group,
+        EPS=EPS,
+        ACC=tl_accumulator(x.dtype),
+        BLOCK_P=block_p,
+        BLOCK_C=block_c,
+        num_warps=WARPS,
+    )
 
 
 # ---- autograd ----------------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..common.arguments import check_act, check_tensors
+from ..common.arguments import check_act, check_once, check_tensors
 from ..common.dependent_launch import after_previous
-from ..common.needed import needed
+from ..common.needed import is_recorded, needed
 from ..common.operators import OPERATORS, empty_like, operator, pick, place
 from ..common.sums import Sums, store_row, store_total
 from ..common.tiles import (
@@ -74,15 +74,15 @@ def bias_act(
         u = x if scale is None else x * scale.view(*scale.shape, 1, 1).to(x.dtype)
         x, scale = torch.addcmul(u, noise.to(x.dtype), strength.to(x.dtype)), None
         noise = strength = None
-    bias, noise, strength, scale = (
-        t if t is None else t.contiguous() for t in (bias, noise, strength, scale)
-    )
+    bias, noise, strength, scale = [
+        t if t is None or t.is_contiguous() else t.contiguous() for t in (bias, noise, strength, scale)
+    ]
     x = dense(x)
     if torch.compiler.is_compiling():
         constants = (slope, gain, clamp, output_dtype(x))
         return OPERATORS.bias_act(x, bias, noise, strength, scale, *constants)
     call = Call(slope, gain, clamp, is_nhwc(x), x.dtype)
-    return _BiasAct.apply(x, bias, noise, strength, scale, call, output_dtype(x))
+    return run_call(call, x, bias, noise, strength, scale, output_dtype(x))
 
 
 def bias_act_reference(
@@ -122,6 +122,7 @@ def bytes_moved(
     return activation + (noise.nbytes if noise is not None else 0)
 
 
+@check_once
 def _check(x, bias, noise, strength, scale, act, slope, gain, clamp=None, **needed) -> tuple[float, float]:
     """Validate the arguments, and return the activation's slope and gain. Only `needed` tensors must be given."""
     check_tensors({"x": x, **needed}, bias=bias, noise=noise, strength=strength, scale=scale)
@@ -343,6 +344,12 @@ def backward(g, ref, bias, noise, strength, scale, call: Call, needs: tuple[bool
         return dx, None, None, None
     dscale, dbias, dstrength = sums.finish()
     return dx, dbias, dstrength, dscale
+
+
+def run_call(call: Call, x, bias, noise, strength, scale, dtype: torch.dtype) -> Tensor:
+    """Compute y for checked, dense tensors."""
+    run = _BiasAct.apply if is_recorded(x, bias, strength, scale) else forward
+    return run(x, bias, noise, strength, scale, call, dtype)
 
 
 class _BiasAct(torch.autograd.Function):

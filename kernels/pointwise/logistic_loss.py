@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..common.dependent_launch import after_previous, launching
+from ..common.dependent_launch import after_previous
+from ..common.launches import launch_grid
 from ..common.tiles import accumulator, check_device, power_of_2, tl, tl_accumulator, triton
 
 BLOCK = 256  # most logits that the program holds at a time
@@ -85,10 +86,14 @@ class _LogisticLoss(torch.autograd.Function):
     def forward(ctx, logits, fakes):
         loss = logits.new_empty((), dtype=accumulator(logits.dtype))
         gradient = torch.empty_like(logits)
-        logistic_loss_kernel[(1,)](
-            logits, loss, gradient, len(logits), fakes,
-            BLOCK=min(power_of_2(len(logits)), BLOCK), ACC=tl_accumulator(logits.dtype), num_warps=1, **launching(),
-        )  # fmt: skip
+        launch_grid(
+            logistic_loss_kernel,
+            (1,),
+            (logits, loss, gradient, len(logits), fakes),
+            BLOCK=min(power_of_2(len(logits)), BLOCK),
+            ACC=tl_accumulator(logits.dtype),
+            num_warps=1,
+        )
         ctx.save_for_backward(logits, gradient)
         ctx.fakes = fakes
         return loss

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..common.arguments import check_tensors, fits
+from ..common.arguments import check_once, check_tensors, fits
 from ..common.dependent_launch import after_previous
-from ..common.needed import needed
+from ..common.needed import is_recorded, needed
 from ..common.operators import OPERATORS, empty_like, operator, pick, place
 from ..common.sums import Sums, store_row
 from ..common.tiles import (
@@ -45,8 +45,10 @@ def modulate(x: Tensor, style: Tensor) -> Tensor:
     """
     _check(x, style)
     check_device(x)
-    function = OPERATORS.modulate if torch.compiler.is_compiling() else _Modulate.apply
-    return function(dense(x), style.contiguous(), output_dtype(x))
+    run = _Modulate.apply if is_recorded(x, style) else forward
+    if torch.compiler.is_compiling():
+        run = OPERATORS.modulate
+    return run(dense(x), style.contiguous(), output_dtype(x))
 
 
 def modulate_reference(x: Tensor, style: Tensor) -> Tensor:
@@ -61,6 +63,7 @@ def bytes_moved(x: Tensor, *, backward: bool = False, out: torch.dtype | None = 
     return 2 * x.nbytes + out_bytes if backward else x.nbytes + out_bytes
 
 
+@check_once
 def _check(x: Tensor, style: Tensor) -> None:
     check_tensors({"x": x, "style": style})
     if x.dim() != 4 or not fits(style.shape, x.shape[:2], (*x.shape[:2], 1, 1)):
@@ -170,20 +173,21 @@ def modulate_grad_grad_kernel(
 # ---- autograd ----------------------------------------------------------------------------------------------------
 
 
-def _tiling(x: Tensor, direction: str) -> Tiling:
-    return tiling(x.shape, is_nhwc(x), "modulate", direction, x.dtype, x.device)
+def _tiling(x: Tensor, nhwc: bool, direction: str) -> Tiling:
+    return tiling(x.shape, nhwc, "modulate", direction, x.dtype, x.device)
 
 
 def forward(x: Tensor, style: Tensor, dtype: torch.dtype) -> Tensor:
     """Compute y for dense tensors."""
     y = torch.empty_like(x, dtype=dtype)
-    launch(modulate_kernel, _tiling(x, "forward"), (x, style, y), x.dtype)
+    launch(modulate_kernel, _tiling(x, is_nhwc(x), "forward"), (x, style, y), x.dtype)
     return y
 
 
 def backward(g: Tensor, x: Tensor, style: Tensor, needs: tuple[bool, ...]):
     """Compute dx and dstyle (None where not needed) for the gradient g of y."""
-    g, t = dense_as(g, is_nhwc(x)), _tiling(x, "backward")
+    nhwc = is_nhwc(x)
+    g, t = dense_as(g, nhwc), _tiling(x, nhwc, "backward")
     dx = torch.empty_like(x) if needs[0] else None
     sums = Sums(t, x.dtype, torch.empty_like(style) if needs[1] else None)
     launch(modulate_grad_kernel, t, (g, x, style, dx, sums.into[0]), x.dtype)
@@ -220,7 +224,8 @@ class _ModulateGrad(torch.autograd.Function):
         if ddx is None and ddstyle is None:
             return None, None, None, None
         g, x, style = ctx.saved_tensors
-        needs, nhwc, t = needed(ctx), is_nhwc(x), _tiling(x, "double_backward")
+        needs, nhwc = needed(ctx), is_nhwc(x)
+        t = _tiling(x, nhwc, "double_backward")
         g = dense_as(g, nhwc)
         ddx = None if ddx is None else dense_as(ddx, nhwc)
         ddstyle = None if ddstyle is None else ddstyle.contiguous()

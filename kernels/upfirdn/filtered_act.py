@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..common.arguments import check_numbers, check_tensors
+from ..common.arguments import check_numbers, check_once, check_tensors
 from ..common.needed import needed
 from ..common.operators import OPERATORS, empty_like, operator, pick, place
 from ..common.tiles import check_device, dense, dense_as, new_image, output_dtype
@@ -156,6 +156,7 @@ def bytes_moved(
     return x.nbytes + y + more + (max(x.nbytes, y) if backward else 0)
 
 
+@check_once
 def _check(
     x, bias, taps, padding, filter_gain, slope, gain, noise=None, strength=None, scale=None, **style
 ) -> Act:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import choices
-from ..common.dependent_launch import launching
+from ..common.launches import launch_grid
 from ..common.sums import Sums
 from ..common.tiles import (
     INTERPRETED,
@@ -164,7 +164,7 @@ def _cover(
         "maxnreg": registers, "STRIP": False,
     }  # fmt: skip
     sizes = (channels, h, w, oh, ow, *strides, shape[1])
-    tiles = Tiling((samples * tiles_w * tiles_h, tiles_c), samples, tiles_w * tiles_h, sizes[:6], {})
+    tiles = Tiling((samples * tiles_w * tiles_h, tiles_c), samples, tiles_w * tiles_h, sizes[:6], {}, {})
     return _Cover(tiles, sizes, (tiles_c, tiles_w, tiles_h, 0, 0), constants)
 
 
@@ -191,7 +191,7 @@ def _strips(choice: Strip, shape: torch.Size, call: _Call, gain: float) -> _Cove
         "maxnreg": choice.registers,
     }  # fmt: skip
     sizes = (channels, h, w, oh, ow, 1, 1, channels)
-    tiles = Tiling((samples * tiles_w * tiles_h, tiles_c), samples, tiles_w * tiles_h, sizes[:6], {})
+    tiles = Tiling((samples * tiles_w * tiles_h, tiles_c), samples, tiles_w * tiles_h, sizes[:6], {}, {})
     step, rows = -(-wide // tiles_w), -(-high // tiles_h)
     return _Cover(tiles, sizes, (tiles_c, tiles_w, tiles_h, step, rows), constants)
 
@@ -221,8 +221,8 @@ def launch(
     cover = _cover_of(name, act, call, x)
     grid = (cover.tiling.grid[0] * cover.tiling.grid[1],)
     constants |= {"SLOPE": act.slope, "GAIN": act.gain} | cover.constants
-    KERNELS[name][grid](
-        *pointers, *cover.sizes, noise_stride(noise), *cover.tiles, **constants, **launching()
+    launch_grid(
+        KERNELS[name], grid, (*pointers, *cover.sizes, noise_stride(noise), *cover.tiles), **constants
     )
 
 
@@ -245,7 +245,7 @@ class _MapSums:
         self.shape = g.shape[:2]
         self.strides = (count * maps, maps) if call.nhwc else (g.shape[1], maps)
         out = g.new_empty((t.samples * count * maps,), dtype=accumulator(act.dtype))
-        self.sums = Sums(t._replace(sizes=(count * maps, *t.sizes[1:])), act.dtype, out)
+        self.sums = Sums(t, act.dtype, out, channels=count * maps)
         self.into = self.sums.into[0]
 
     def finish(self, gain: float, inputs: tuple, outputs: tuple, least: float = 0.0) -> None:
@@ -262,8 +262,8 @@ class _MapSums:
             "BLOCK_C": 32,
             "BLOCK": 2048,
         }
-        filter_act_sums_kernel[grid](
-            sums, *inputs, *outputs, n, c, *self.strides, jobs, **constants, **launching()
+        launch_grid(
+            filter_act_sums_kernel, grid, (sums, *inputs, *outputs, n, c, *self.strides, jobs), **constants
         )
 
 

@@ -19,7 +19,9 @@ from torch import Tensor
 
 from .. import choices
 from ..common import arguments
-from ..common.dependent_launch import after_previous, launching
+from ..common.dependent_launch import after_previous
+from ..common.launches import launch_grid
+from ..common.needed import is_recorded
 from ..common.operators import OPERATORS, operator
 from ..common.tiles import (
     INTERPRETED,
@@ -32,6 +34,7 @@ from ..common.tiles import (
     triton,
     widen,
     within,
+    without_autocast,
 )
 
 LONGEST = 8  # taps; every tap of a column is a load, and every row of taps stays in registers
@@ -69,7 +72,7 @@ def upfirdn2d(
     call = call._replace(nhwc=not x.is_contiguous())
     if torch.compiler.is_compiling():
         return OPERATORS.upfirdn2d(x, *call)
-    return _Upfirdn2d.apply(x, call)
+    return run_call(x, call)
 
 
 def upfirdn2d_reference(
@@ -92,7 +95,7 @@ def upfirdn2d_reference(
     wide = F.pad(wide, (left, right, top, bottom)).contiguous(memory_format=layout)
     kernel = _outer(call.taps_y, call.taps_x, x.device, x.dtype)
     kernel = kernel.expand(c, 1, *kernel.shape)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         y = F.conv2d(wide, kernel, stride=down, groups=c)
     return y.contiguous(memory_format=layout)
 
@@ -135,6 +138,7 @@ class _Call(NamedTuple):
         )  # fmt: skip
 
 
+@arguments.check_once
 def _plan(x, taps, up, down, padding, gain, flip) -> _Call:
     """Validate the arguments, and return the call as a map."""
     arguments.check_tensors({"x": x})
@@ -378,8 +382,13 @@ def forward(x: Tensor, call: _Call, add: Tensor | None = None) -> Tensor:
     if y.numel():
         capability = torch.cuda.get_device_capability(x.device) if x.is_cuda else (0, 0)
         cover = _cover(x.shape, call, x.dtype, capability)
-        upfirdn2d_kernel[cover.grid](x, y, add, *cover.arguments, **cover.constants, **launching())
+        launch_grid(upfirdn2d_kernel, cover.grid, (x, y, add, *cover.arguments), **cover.constants)
     return y
+
+
+def run_call(x: Tensor, call: _Call) -> Tensor:
+    """Compute y for a dense x."""
+    return _Upfirdn2d.apply(x, call) if is_recorded(x) else forward(x, call)
 
 
 class _Upfirdn2d(torch.autograd.Function):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..common.dependent_launch import launching
+from ..common.launches import launch_grid
 from ..common.tiles import alike, check_device, power_of_2, tl, tl_accumulator
 from .adam_kernels import adam_kernel, adam_steps_kernel, adam_turned_kernel
 
@@ -169,22 +169,31 @@ class AdamPlan:
         """
         n, weight = len(self.items), self.items[0].weight
         copy = next((item.copy for item in self.items if item.copy is not None), weight)
-        adam_steps_kernel[(1,)](
-            self.table, gradients, self.constants, self.corrections, found_inf, n,
-            ROW=ROW, BLOCK=power_of_2(n), num_warps=4, **launching(),
-        )  # fmt: skip
+        launch_grid(
+            adam_steps_kernel,
+            (1,),
+            (self.table, gradients, self.constants, self.corrections, found_inf, n),
+            ROW=ROW,
+            BLOCK=power_of_2(n),
+            num_warps=4,
+        )
         tables = (self.table, gradients, self.gains, self.corrections, self.constants)
         types = {"W": _TYPES[weight.dtype](), "C": _TYPES[copy.dtype](), "ACC": tl_accumulator(weight.dtype)}
         scale = (inverse, found_inf)
         options = {"ROW": ROW, "MOMENTUM": self.rates.beta1 != 0, "num_warps": 8, **types}
         if len(self.flat):
-            adam_kernel[(len(self.flat),)](
-                *tables, self.flat, *scale, BLOCK=BLOCK, PART=PART, **options, **launching()
+            launch_grid(
+                adam_kernel,
+                (len(self.flat),),
+                (*tables, self.flat, *scale),
+                BLOCK=BLOCK,
+                PART=PART,
+                **options,
             )
         for jobs, turned in ((self.squares, True), (self.planes, False)):
             if len(jobs):
                 shape = {"HEIGHT": HEIGHT, "ROWS": ROWS, "SIDE": SIDE, "NHWC": self.nhwc, "TURNED": turned}
-                adam_turned_kernel[(len(jobs),)](*tables, jobs, *scale, **shape, **options, **launching())
+                launch_grid(adam_turned_kernel, (len(jobs),), (*tables, jobs, *scale), **shape, **options)
 
     def _squared(self) -> list[Item]:
         """Return the parameters to be updated in squares of channels: a copy lies turned, or an

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..common.arguments import check_numbers, check_tensors
-from ..common.dependent_launch import after_previous, launching
-from ..common.needed import needed
+from ..common.arguments import check_numbers, check_once, check_tensors
+from ..common.dependent_launch import after_previous
+from ..common.launches import launch_grid
+from ..common.needed import is_recorded, needed
 from ..common.operators import OPERATORS, empty_like, operator, pick, place
 from ..common.tiles import (
     accumulator,
@@ -24,6 +25,7 @@ from ..common.tiles import (
     tl,
     tl_accumulator,
     triton,
+    without_autocast,
 )
 from ..linear.weight_gradients import defer
 
@@ -38,6 +40,8 @@ def demodulate(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
     check_device(weight)
     if torch.compiler.is_compiling():
         return OPERATORS.demodulate(dense(weight), style.contiguous(), float(eps))[0]
+    if not is_recorded(weight, style):
+        return forward(dense(weight), style.contiguous(), float(eps))[0]
     return _Demodulate.apply(dense(weight), style.contiguous(), float(eps))
 
 
@@ -45,7 +49,7 @@ def demodulate_reference(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Te
     """Compute `demodulate` in plain PyTorch. Arguments and result dtype as `demodulate`."""
     _check(weight, style, eps)
     dtype = _accumulator(weight, style)
-    with torch.autocast(weight.device.type, enabled=False):
+    with without_autocast(weight):
         w2 = weight.to(dtype).square().sum(dim=(2, 3))
         return (style.to(dtype).square() @ w2.t() + eps).rsqrt()
 
@@ -63,6 +67,7 @@ def bytes_moved(weight: Tensor, style: Tensor, *, backward: bool = False) -> int
     return 2 * inputs + (2 * d + w2) * item if backward else inputs + (d + w2) * item
 
 
+@check_once
 def _check(weight: Tensor, style: Tensor, eps: float) -> None:
     check_tensors({"weight": weight, "style": style})
     check_numbers(0, eps=eps)
@@ -159,10 +164,15 @@ def forward(weight: Tensor, style: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     d, w2 = weight.new_empty((n, o), dtype=dtype), weight.new_empty((o, i), dtype=dtype)
     if o:
         block_n = min(power_of_2(n), 8)
-        demodulate_kernel[(o, max(1, -(-n // block_n)))](
-            weight, style, w2, d, eps, n, o, i, stride_i, stride_k,
-            TAPS=taps, ACC=tl_accumulator(dtype), BLOCK_N=block_n, BLOCK_I=min(power_of_2(i), 128), **launching(),
-        )  # fmt: skip
+        launch_grid(
+            demodulate_kernel,
+            (o, max(1, -(-n // block_n))),
+            (weight, style, w2, d, eps, n, o, i, stride_i, stride_k),
+            TAPS=taps,
+            ACC=tl_accumulator(dtype),
+            BLOCK_N=block_n,
+            BLOCK_I=min(power_of_2(i), 128),
+        )
     return d, w2
 
 
@@ -174,24 +184,24 @@ def backward(g, weight, style, d, w2, needs: tuple[bool, ...]):
     dstyle = torch.empty_like(style) if needs[1] else None
     block_i = min(power_of_2(i), 128)
     if needs[0] and o * i:
-        demodulate_dweight_kernel[(o, -(-i // block_i))](
-            g, d, weight, style, dweight, n, o, i, stride_i, stride_k,
-            TAPS=taps, ACC=acc, BLOCK_N=min(power_of_2(n), 16), BLOCK_I=block_i, **launching(),
-        )  # fmt: skip
+        launch_grid(
+            demodulate_dweight_kernel,
+            (o, -(-i // block_i)),
+            (g, d, weight, style, dweight, n, o, i, stride_i, stride_k),
+            TAPS=taps,
+            ACC=acc,
+            BLOCK_N=min(power_of_2(n), 16),
+            BLOCK_I=block_i,
+        )
     block_i = min(block_i, 32)
     if needs[1] and n * i:
-        demodulate_dstyle_kernel[(n, -(-i // block_i))](
-            g,
-            d,
-            w2,
-            style,
-            dstyle,
-            o,
-            i,
+        launch_grid(
+            demodulate_dstyle_kernel,
+            (n, -(-i // block_i)),
+            (g, d, w2, style, dstyle, o, i),
             ACC=acc,
             BLOCK_O=min(power_of_2(o), 128),
             BLOCK_I=block_i,
-            **launching(),
         )
     return dweight, dstyle
 
@@ -230,7 +240,7 @@ class _DemodulateGrad(torch.autograd.Function):
         if ddweight is None and ddstyle is None:
             return (None,) * 6
         g, weight, style, d, w2 = ctx.saved_tensors
-        with torch.autocast(g.device.type, enabled=False):
+        with without_autocast(g):
             dg, compute, dstyle = _grad_grad(
                 ddweight, ddstyle, g, weight.to(d.dtype), style.to(d.dtype), d, w2
             )

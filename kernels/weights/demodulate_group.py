@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..common.arguments import check_numbers, check_tensors, each
+from ..common.arguments import check_numbers, check_once, check_tensors, each
 from ..common.needed import needed
-from ..common.tiles import accumulator, check_device, dense_as, is_nhwc
+from ..common.tiles import accumulator, check_device, dense_as, is_nhwc, without_autocast
 from .demodulate_group_launches import (
     backward,
     energies_backward,
@@ -64,7 +64,7 @@ def refresh_energies(weights: Sequence[Tensor], energies: Sequence[Tensor]) -> N
 def weight_energies_reference(weights: Sequence[Tensor]) -> list[Tensor]:
     """Compute `weight_energies` in plain PyTorch. Arguments as `weight_energies`."""
     dtype = _check_weights(weights)
-    with torch.autocast(weights[0].device.type, enabled=False):
+    with without_autocast(weights[0]):
         return [w.to(dtype).square().sum((2, 3)) for w in weights]
 
 
@@ -101,7 +101,7 @@ def demodulate_group_reference(
 ) -> list[Tensor]:
     """Compute `demodulate_group` in plain PyTorch. Arguments and result dtype as `demodulate_group`."""
     dtype = _check(energies, styles, eps)
-    with torch.autocast(styles[0].device.type, enabled=False):
+    with without_autocast(styles[0]):
         pairs = zip(energies, styles, strict=True)
         return [(s.to(dtype).square() @ e.to(dtype).t() + eps).rsqrt() for e, s in pairs]
 
@@ -138,6 +138,7 @@ def _check_weights(weights: Sequence[Tensor]) -> torch.dtype:
     return accumulator(_promoted(weights))
 
 
+@check_once
 def _check(energies: Sequence[Tensor], styles: Sequence[Tensor], eps: float) -> torch.dtype:
     check_tensors(each("energies", energies) | each("styles", styles))
     check_numbers(0, eps=eps)
@@ -174,7 +175,7 @@ class _Energies(torch.autograd.Function):
     def backward(ctx, *gs):
         weights, found = ctx.saved_tensors, [None] * len(gs)
         wanted = [k for k, need in enumerate(needed(ctx)) if need and gs[k] is not None]
-        with torch.autocast(weights[0].device.type, enabled=False):
+        with without_autocast(weights[0]):
             if torch.is_grad_enabled():
                 made = [(2 * weights[k] * gs[k][:, :, None, None]).to(weights[k].dtype) for k in wanted]
             else:
@@ -229,7 +230,7 @@ class _DemodulateGrad(torch.autograd.Function):
         through = us if ctx.adds else ()
         if all(t is None for t in directions):
             return *nothing * 4, *through, None, None
-        with torch.autocast(gs[0].device.type, enabled=False):
+        with without_autocast(gs[0]):
             if any(v is not None for v in vs):
                 three = [_second(*each) for each in zip(vs, us, gs, energies, styles, ds, strict=True)]
                 dgs, denergies, dstyles = zip(*three, strict=True)

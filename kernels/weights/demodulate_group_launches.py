@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..common.dependent_launch import launching
+from ..common.launches import launch_grid
 from ..common.tiles import is_nhwc, power_of_2, tl_accumulator
 from .demodulate_group_kernels import (
     demodulate_group_grad_kernel,
@@ -67,7 +67,7 @@ def energies_into(weights: Sequence[Tensor], energies: Sequence[Tensor]) -> None
     jobs, constants = _walk(weights)
     if jobs:
         acc = tl_accumulator(energies[0].dtype)
-        weight_energies_kernel[(jobs,)](tuple(weights), tuple(energies), ACC=acc, **constants, **launching())
+        launch_grid(weight_energies_kernel, (jobs,), (tuple(weights), tuple(energies)), ACC=acc, **constants)
 
 
 def energies_backward(gs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
@@ -77,8 +77,8 @@ def energies_backward(gs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[T
     if jobs:
         gs = tuple(g.contiguous() for g in gs)
         acc = tl_accumulator(gs[0].dtype)
-        weight_energies_grad_kernel[(jobs,)](
-            gs, tuple(weights), tuple(found), ACC=acc, **constants, **launching()
+        launch_grid(
+            weight_energies_grad_kernel, (jobs,), (gs, tuple(weights), tuple(found)), ACC=acc, **constants
         )
     return found
 
@@ -144,8 +144,12 @@ def forward(energies: Sequence[Tensor], styles: Sequence[Tensor], eps: float) ->
     flat = styles[0].new_empty((n * total,))
     if grid[0] * grid[1]:
         acc = tl_accumulator(flat.dtype)
-        demodulate_group_kernel[grid](
-            tuple(energies), tuple(styles), flat, eps, n, ACC=acc, **constants, **launching()
+        launch_grid(
+            demodulate_group_kernel,
+            grid,
+            (tuple(energies), tuple(styles), flat, eps, n),
+            ACC=acc,
+            **constants,
         )
     return _parts(flat, [(n, o) for o, _ in shapes], base, n)
 
@@ -157,8 +161,8 @@ def second_rows(us, gs, energies, styles, ds) -> tuple[list[Tensor], list[Tensor
     dg, e = (styles[0].new_empty((n * total,)) for _ in range(2))
     if grid[0] * grid[1]:
         layers = [tuple(each) for each in (energies, styles, us, gs, ds)]
-        demodulate_group_rows_kernel[grid](
-            *layers, dg, e, n, ACC=tl_accumulator(dg.dtype), **constants, **launching()
+        launch_grid(
+            demodulate_group_rows_kernel, grid, (*layers, dg, e, n), ACC=tl_accumulator(dg.dtype), **constants
         )
     return tuple(_parts(flat, [(n, o) for o, _ in shapes], base, n) for flat in (dg, e))
 
@@ -177,15 +181,12 @@ def backward(gs, energies, styles, ds, needs: tuple[bool, bool], us=None, es=Non
     if style_jobs * cover["samples"] + energy_jobs:
         layers = [None if each is None else tuple(each) for each in (gs, ds, es, energies, styles, us, adds)]
         grid = style_jobs + energy_jobs, max(cover["samples"], 1)
-        demodulate_group_grad_kernel[grid](
-            *layers,
-            dstyle,
-            denergy,
-            n,
-            style_jobs,
+        launch_grid(
+            demodulate_group_grad_kernel,
+            grid,
+            (*layers, dstyle, denergy, n, style_jobs),
             ACC=tl_accumulator(styles[0].dtype),
             **cover["constants"],
-            **launching(),
         )
     bases = cover["constants"]
     denergies = _parts(denergy, shapes, bases["E_BASE"], 1) if needs[0] else nothing

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..common.arguments import check_dtype, check_numbers, check_tensors, each
-from ..common.dependent_launch import launching
+from ..common.arguments import check_dtype, check_numbers, check_once, check_tensors, each
+from ..common.launches import launch_grid
 from ..common.tiles import (
     accumulator,
     check_device,
@@ -33,6 +33,7 @@ from ..common.tiles import (
     output_dtype,
     power_of_2,
     tl_accumulator,
+    without_autocast,
 )
 from .spectral_norm_kernels import (
     spectral_columns_kernel,
@@ -88,7 +89,7 @@ def spectral_norm_reference(
     gains = _check(weights, us, vs, gains, dtype)
     dtype, acc = dtype or output_dtype(weights[0]), accumulator(weights[0].dtype)
     found = []
-    with torch.autocast(weights[0].device.type, enabled=False):
+    with without_autocast(weights[0]):
         for weight, u, v, gain in zip(weights, us, vs, gains, strict=True):
             w = dense(weight).to(acc)
             sigma = torch.vdot(u.detach().to(acc), torch.mv(w.flatten(1), v.detach().to(acc)))
@@ -111,10 +112,14 @@ def power_iteration(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequenc
     t, arrived = _rows(weights, vs, cover, counters=True)
     s = weights[0].new_empty((cover.s_total,), dtype=acc)
     # Without fused products: Triton 3.6 joins a square with a neighbour's sum, and each lane then has another number.
-    spectral_columns_kernel[(cover.s_jobs,)](
-        weights, tuple(us), tuple(vs), t, s, arrived, EPS,
-        ACC=tl_accumulator(acc), enable_fp_fusion=False, **cover.columns, **launching(),
-    )  # fmt: skip
+    launch_grid(
+        spectral_columns_kernel,
+        (cover.s_jobs,),
+        (weights, tuple(us), tuple(vs), t, s, arrived, EPS),
+        ACC=tl_accumulator(acc),
+        enable_fp_fusion=False,
+        **cover.columns,
+    )
     # A backward pass that still needs the old vectors must fail.
     torch.autograd.graph.increment_version([*us, *vs])
 
@@ -124,7 +129,7 @@ def power_iteration_reference(weights: Sequence[Tensor], us: Sequence[Tensor], v
     """Take the steps of `power_iteration` in plain PyTorch. Arguments as `power_iteration`."""
     _check(weights, us, vs, None)
     acc = accumulator(weights[0].dtype)
-    with torch.autocast(weights[0].device.type, enabled=False):
+    with without_autocast(weights[0]):
         for weight, u, v in zip(weights, us, vs, strict=True):
             w = weight.to(acc).flatten(1)
             wide = F.normalize(torch.mv(w, v.to(acc)), dim=0, eps=EPS)
@@ -147,6 +152,7 @@ class Call(NamedTuple):
     dtype: torch.dtype
 
 
+@check_once
 def _check(weights, us, vs, gains, dtype=None) -> tuple[float, ...]:
     """Validate the arguments, and return the gains."""
     check_tensors(each("weights", weights) | each("us", us) | each("vs", vs))
@@ -232,8 +238,12 @@ def _rows(weights, vs, cover: Cover, counters: bool = False) -> tuple[Tensor, Te
     t = weights[0].new_empty((cover.total,), dtype=acc)
     arrived = weights[0].new_empty((len(weights),), dtype=torch.int32) if counters else None
     constants = _of(cover, "A", "B", "NUMBER")
-    spectral_rows_kernel[(cover.jobs,)](
-        tuple(weights), tuple(vs), t, arrived, ACC=tl_accumulator(acc), **constants, **launching()
+    launch_grid(
+        spectral_rows_kernel,
+        (cover.jobs,),
+        (tuple(weights), tuple(vs), t, arrived),
+        ACC=tl_accumulator(acc),
+        **constants,
     )
     return t, arrived
 
@@ -244,10 +254,15 @@ def forward(weights, us, vs, call: Call) -> tuple[list[Tensor], Tensor]:
     t, _ = _rows(weights, vs, cover)
     outs = [torch.empty_like(w, dtype=call.dtype) for w in weights]
     sigmas = weights[0].new_empty((len(weights),), dtype=acc)
-    spectral_scale_kernel[(cover.jobs,)](
-        tuple(weights), tuple(us), t, tuple(outs), sigmas,
-        GAINS=call.gains, ACC=tl_accumulator(acc), BLOCK_V=_block_v(cover), **_of(cover, "NUMBER"), **launching(),
-    )  # fmt: skip
+    launch_grid(
+        spectral_scale_kernel,
+        (cover.jobs,),
+        (tuple(weights), tuple(us), t, tuple(outs), sigmas),
+        GAINS=call.gains,
+        ACC=tl_accumulator(acc),
+        BLOCK_V=_block_v(cover),
+        **_of(cover, "NUMBER"),
+    )
     return outs, sigmas
 
 
@@ -256,15 +271,23 @@ def backward(gs, weights, us, vs, sigmas, call: Call) -> list[Tensor]:
     acc, cover = accumulator(weights[0].dtype), _cover(_layers(weights))
     gs = tuple(_like(g, w) for g, w in zip(gs, weights, strict=True))
     d = weights[0].new_empty((cover.total,), dtype=acc)
-    spectral_products_kernel[(cover.jobs,)](
-        tuple(weights), gs, d, ACC=tl_accumulator(acc), **_of(cover), **launching()
+    launch_grid(
+        spectral_products_kernel,
+        (cover.jobs,),
+        (tuple(weights), gs, d),
+        ACC=tl_accumulator(acc),
+        **_of(cover),
     )
     found = [torch.empty_like(w) for w in weights]
-    spectral_grad_kernel[(cover.jobs,)](
-        gs, tuple(us), tuple(vs), d, sigmas, tuple(found),
-        GAINS=call.gains, ACC=tl_accumulator(acc), BLOCK_V=_block_v(cover), **_of(cover, "A", "B", "NUMBER"),
-        **launching(),
-    )  # fmt: skip
+    launch_grid(
+        spectral_grad_kernel,
+        (cover.jobs,),
+        (gs, tuple(us), tuple(vs), d, sigmas, tuple(found)),
+        GAINS=call.gains,
+        ACC=tl_accumulator(acc),
+        BLOCK_V=_block_v(cover),
+        **_of(cover, "A", "B", "NUMBER"),
+    )
     return found
 
 
@@ -304,7 +327,7 @@ class _SpectralNorm(torch.autograd.Function):
 def _gradient(g: Tensor, weight: Tensor, u: Tensor, v: Tensor, gain: float) -> Tensor:
     """Compute the result of `spectral_grad_kernel` by operations that autograd can differentiate."""
     acc = accumulator(weight.dtype)
-    with torch.autocast(weight.device.type, enabled=False):
+    with without_autocast(weight):
         g, w, u, v = (t.to(acc) for t in (g, weight, u, v))
         sigma = torch.vdot(u, torch.mv(w.flatten(1), v))
         along = (g * w).sum() / sigma * torch.outer(u, v).view(w.shape)

@@ -54,8 +54,8 @@ def list_(as_json: bool) -> None:
     here = ranking.stored(RESULTS, ranking.machines_here())
     rows = {name: [name, ", ".join(catalog.load_rung(name).needs), "", about["rungs"][name]] for name in left}
     for name, row in rows.items():
-        if best := _choose_best(name, here, modes.CUMULATIVE):
-            gpu, step = _answer(ranking.rung_of(best[1], name))
+        if best := choose_best(name, here, modes.CUMULATIVE):
+            gpu, step = answer_gains(ranking.rung_of(best[1], name))
             row[2] = f"GPU {gpu}, step {step}" if gpu else step
     lines: list[str] = []
     for ladder, names in steps.items():
@@ -176,7 +176,7 @@ def _render_rung(name: str) -> list[str]:
         if machine in others:
             stored = [each for each in stored if not publishable(each[1])]
         for mode in (modes.CUMULATIVE, modes.LEAVE_ONE_OUT):
-            if (best := _choose_best(name, stored, mode)) is None:
+            if (best := choose_best(name, stored, mode)) is None:
                 continue
             path, result = best
             timed = ranking.rung_of(result, name)
@@ -189,7 +189,7 @@ def _render_rung(name: str) -> list[str]:
                 launches = f"{f'{before.launches:,.0f} to ' if before else ''}{after.launches:,.0f}"
             marks = ", not to be quoted" if publishable(result) else ""
             gpu, workload = result.machine.gpu or machine, result.workload["name"]
-            cells = (gpu, workload, texts.format_ms(timed.step_ms), *_answer(timed), launches, over, advice)
+            cells = (gpu, workload, texts.format_ms(timed.step_ms), *answer_gains(timed), launches, over, advice)
             rows.append([*map(texts.clean_line, cells), f"{os.path.relpath(path)}{marks}"])
             if machine in here and mode == modes.CUMULATIVE and timed.gpu_verdict in (FASTER, SLOWER):
                 if before and after:
@@ -197,13 +197,13 @@ def _render_rung(name: str) -> list[str]:
     return [*lines, "", "Measured:", *_align(rows, "  "), *changes] if len(rows) > 1 else lines
 
 
-def _choose_best(name: str, stored: Sequence[ranking.Stored], mode: str) -> ranking.Stored | None:
+def choose_best(name: str, stored: Sequence[ranking.Stored], mode: str) -> ranking.Stored | None:
     """Return the run of a mode that has the most rungs: it compares a rung with the one below."""
     runs = [each for each in stored if ranking.mode(each[1]) == mode and ranking.rung_of(each[1], name)]
     return max(runs, key=lambda each: ranking.rank(each[1]), default=None)
 
 
-def _answer(rung: RungResult) -> list[str]:
+def answer_gains(rung: RungResult) -> list[str]:
     """Return what a rung gains in the GPU's work and in the step; "" where it was not compared."""
     clocks = (rung.gpu_gain, rung.gpu_verdict), (rung.gain, rung.verdict)
     return [words.answer(Seen(verdict or "", g.ratio, g.below)) if g else "" for g, verdict in clocks]

@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-from ladder.cli import climb, doctor, listing, stored, submit, train, weights
+from ladder.cli import climb, doctor, listing, stored, submit, train, watch, weights
 from ladder.core import git, starting
 from ladder.core.errors import UserError, format_error, of_environment
 from ladder.core.options import Text
@@ -30,7 +30,7 @@ from ladder.studies import STUDIES
 
 # The commands by the question that a user has, in the order of a first look.
 QUESTIONS: dict[str, tuple[str, ...]] = {
-    "Begin": ("doctor", "list", "show"),
+    "Begin": ("doctor", "list", "show", "watch"),
     "Measure": ("run", "kernels", "precision", "sustain", "upstream", "scale"),
     "Understand": ("report", "explain", "profile", "host", "ablate", "map"),
     "Decide": ("recommend", "compare", "noise"),
@@ -164,7 +164,7 @@ def main() -> None:
 
 
 for command in (
-    *(doctor.doctor, listing.list_, listing.show, climb.run_ladder, submit.submit, train.train),
+    *(doctor.doctor, listing.list_, listing.show, climb.run_ladder, submit.submit, train.train, watch.watch),
     *(stored.report, stored.explain, stored.recommend, stored.compare, stored.validate, stored.merge),
     *(stored.history, weights.sample, weights.convert, weights.export),
 ):

@@ -21,6 +21,12 @@ BEATS = "beats"  # the file of the ranks' counts, which outlives every rank
 TIMEOUT = datetime.timedelta(hours=2)
 
 
+def use_loopback() -> None:
+    """Let gloo talk within this host. By default it looks the host's name up, and no name server may answer."""
+    if loopback := {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", min(loopback))
+
+
 class Joined:
     """This process's place in a group."""
 
@@ -30,9 +36,7 @@ class Joined:
 
         if device == "cuda":
             torch.cuda.set_device(rank)
-        # By default gloo looks the host's name up, which waits for a name server that may not answer.
-        if loopback := {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", min(loopback))
+        use_loopback()
         dist.init_process_group(
             "nccl" if device == "cuda" else "gloo",
             init_method=f"file://{Path(folder) / 'store'}",

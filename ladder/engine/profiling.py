@@ -162,9 +162,15 @@ def compose_cycles(steps: Sequence[Sequence[Event]], wall_s: Sequence[float], co
 
 
 def between_gpus(recorded: Recorded) -> Plain:
-    """Return the communication of a step in the first recorded cycle, or None without kernels."""
+    """Return the communication of a step in the first recorded cycle, or None without kernels; and its collectives."""
     ran = traces.list_work(next(iter(recorded.cycles()), []))
-    return {"communication": dict(traces.derive_communication(ran, CYCLE_STEPS)) if ran else None}
+    communication = dict(traces.derive_communication(ran, CYCLE_STEPS)) if ran else None
+    return {"communication": communication, "collectives": traces.list_collectives(ran)}
+
+
+def describe_lateness(recorded: Recorded, late_ns: Sequence[int]) -> Plain:
+    """Return what this rank did in the first recorded cycle while others waited for it."""
+    return traces.describe_lateness(traces.list_work(recorded.cycles()[0]), late_ns)
 
 
 def find_difference(kernels: list[float], varies: float = 0.0) -> str | None:

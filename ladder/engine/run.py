@@ -12,7 +12,7 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -361,34 +361,18 @@ class _Run:
             findings = self.cache.get(self.recipes[name], self.key_of(name))
             if findings and self.is_due(name, None):
                 self.change(name, **record.read_findings(findings))
-        small, lanes = count_lanes(self.job.device, workload, machine["gpu_memory_gb"])
-        if lanes > 1:
-            if not small:
-                # The first is alone, as it makes the reference. Beside others its batch might have to shrink.
-                self.inspect_rungs(pool, names[:1])
-            # Rungs that choose by measuring are left to the end, alone: timed processes find their choices in a cache.
-            rest = [name for name in names if not chooses_kernels(self.recipes[name])]
-            # The budget of whole steps takes longest to make; others make theirs meanwhile.
-            whole = [name for name in rest if self.recipes[name].get("whole_step_graph")][:1]
-            self.inspect_rungs(pool, list(dict.fromkeys([*whole, *rest])), lanes)
-        self.inspect_rungs(pool, names)  # all, or those that ran out of memory beside others
-
-    def inspect_rungs(self, pool: Pool, names: Sequence[str], lanes: int = 1) -> None:
-        """Inspect the rungs that are due, `lanes` at a time. What others may have caused is left undecided."""
-        names = [name for name in names if self.is_due(name, None)]
-        if not names:
+        if not any(self.is_due(name, None) for name in names):
             return
-        gate, held = Gate(), share_threads(min(lanes, len(names))) if lanes > 1 else None
+        # Rungs that choose by measuring are left to the end, alone: timed processes find their choices in a cache.
+        rest = [name for name in names if not chooses_kernels(self.recipes[name])]
+        # The budget of whole steps takes longest to make; others make theirs meanwhile.
+        whole = [name for name in rest if self.recipes[name].get("whole_step_graph")][:1]
         with device_lock(system.device_key(self.job.device), lambda: self.emit("waiting")):
-            inspect = functools.partial(self._inspect_rung, pool, gate=gate, threads=held, alone=lanes == 1)
-            jobs = [functools.partial(inspect, name) for name in names]
-            if lanes > 1:
-                run_each(jobs, lanes, pool.kill)
-            else:  # in this thread: after an error nothing more begins
-                for job in jobs:
-                    job()
+            inspect = functools.partial(self._inspect_rung, pool, Gate())
+            beside = list(dict.fromkeys([*whole, *rest]))
+            inspect_beside(self.job, names, beside, inspect, lambda name: self.is_due(name, None), pool.kill)
 
-    def _inspect_rung(self, pool: Pool, name: str, gate: "Gate", threads: int | None, alone: bool) -> None:
+    def _inspect_rung(self, pool: Pool, gate: "Gate", name: str, threads: int | None) -> None:
         with self.lock:
             if not self.is_due(name, None):  # a rung it depends on has failed since
                 return
@@ -400,7 +384,7 @@ class _Run:
             finally:
                 worker.close()
         except WorkerFailure as failure:
-            if pool.ended or (is_unsure(failure) and not alone):
+            if pool.ended or (is_unsure(failure) and threads):
                 return  # interrupted; or the rung may pass when it is alone
             with self.lock:
                 self.fail(name, None, failure)
@@ -441,11 +425,31 @@ class _Run:
         self.cache.put(recipe, findings, self.key_of(name))
 
 
-def count_lanes(device: str, workload: Mapping[str, Any], gpu_memory_gb: float | None) -> tuple[bool, int]:
-    """Return whether a workload is small, and how many of its rungs may be inspected at once."""
-    small = int(workload["batch"]) * int(workload.get("resolution", 0)) ** 2 <= SMALL_PIXELS
-    room = (gpu_memory_gb or math.inf) / (SMALL_GB if small else INSPECTOR_GB)
-    return small, int(min(LANES.get(device, 1), room))
+def inspect_beside(
+    job: Job, names: Sequence[str], beside: Sequence[str], inspect: Callable[[str, int | None], None],
+    is_due: Callable[[str], bool], stop: Callable[[], None],
+) -> None:  # fmt: skip
+    """Inspect what is due of these names: `beside` side by side as far as memory allows, then the others alone.
+
+    Args:
+        inspect: called with a name and its CPU threads, None alone. What others beside it may have caused it leaves
+            due, so that it is inspected again alone.
+        stop: called at the first exception.
+    """
+    workload, gib = job.workload, job.machine.get("gpu_memory_gb") or math.inf
+    is_small = int(workload["batch"]) * int(workload.get("resolution", 0)) ** 2 <= SMALL_PIXELS
+    lanes = int(min(LANES.get(job.device, 1), gib / (SMALL_GB if is_small else INSPECTOR_GB)))
+    if lanes > 1:
+        if not is_small and is_due(
+            names[0]
+        ):  # it makes the reference, whose batch might shrink beside others
+            inspect(names[0], None)
+        due = [name for name in beside if is_due(name)]
+        threads = share_threads(max(1, min(lanes, len(due))))
+        run_each([functools.partial(inspect, name, threads) for name in due], lanes, stop)
+    for name in names:  # in this thread: after an error nothing more begins
+        if is_due(name):
+            inspect(name, None)
 
 
 class Gate:

@@ -11,7 +11,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ class Rung:
         self.retries, self.weights = 0, {}
         self.profiled = False
         self.traced: Any = None  # by `do_trace`
+        self.recorded: Any = None  # by `do_profile`, of a rank
 
     def do_join(self, rank: int, ranks: int, folder: str, device: str) -> Plain:
         """Become a rank of a process group of this host. On GPUs the rank is the number of its GPU."""
@@ -193,10 +194,13 @@ class Rung:
         """Return the seconds of a kernel that is the same in every process."""
         return {"canary_s": gpu_state.time_canary(sys.modules["torch"])}
 
-    def do_profile(self, part: str, cycles: int = PROFILED, rest_s: float = 0.0) -> Plain:
+    def do_profile(
+        self, part: str, cycles: int = PROFILED, rest_s: float = 0.0, late_ns: Sequence[int] = ()
+    ) -> Plain:
         """Profile cycles after the last timed one: no cycle of this process is timed again.
 
-        Part "load" starts a profiler. "record" and "kinds" need the GPU for themselves until they say "ran".
+        Part "load" starts a profiler. "record" and "kinds" need the GPU for themselves until they say "ran". "late"
+        looks at the last record once more: `late_ns` before each collective another rank waited.
         """
         self.profiled = True
         if self.device != "cuda":
@@ -208,7 +212,12 @@ class Rung:
         if part == "record":
             recorded = profiling.record_cycles(self, cycles, rest_s)
             found = profiling.digest_cycles(recorded, getattr(self.step, "LAUNCHES_VARY", 0.0))
-            return found | (profiling.between_gpus(recorded) if self.joined else {})
+            if not self.joined:
+                return found
+            self.recorded = recorded
+            return found | profiling.between_gpus(recorded)
+        if part == "late":
+            return profiling.describe_lateness(self.recorded, late_ns)
         profiling.load_profiler()
         return {}
 

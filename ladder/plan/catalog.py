@@ -103,9 +103,10 @@ def list_ladders() -> list[str]:
     return sorted(path.stem for path in LADDERS.glob("*.yaml"))
 
 
-def list_rungs() -> list[str]:
+@functools.cache  # a report looks a rung up thousands of times
+def list_rungs() -> tuple[str, ...]:
     """Return the names of all rungs, one for each file in ``ladder/rungs/``."""
-    return sorted(path.stem for path in RUNGS.glob("*.py") if path.stem != "__init__")
+    return tuple(sorted(path.stem for path in RUNGS.glob("*.py") if path.stem != "__init__"))
 
 
 def load_workload(name_or_path: str) -> tuple[str, Fields]:

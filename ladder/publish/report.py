@@ -7,9 +7,10 @@ where they say nothing. The frame shows the studies: `show_study`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from ladder.receipts import categories
 from ladder.report import chart, explain, recommend, tables
 from ladder.report.advising import LEFT_OUT, STAIRCASE, Sources
 from ladder.report.explain import Side
+from ladder.report.view import TITLE as ARTICLE_TITLE
 from ladder.report.view import Row, View, view
 from ladder.results import loading, parts, publishable, ranking, store, words
 from ladder.results.combine import series
@@ -79,8 +81,9 @@ class Inputs:
     files: tuple[File, ...] = ()  # of studies, the newest first
     price: float | None = None  # of an hour
     others: tuple[Stored, ...] = ()  # runs of mistakes and of levers, one of each mode
+    drawn: dict[Path, Chart] = field(default_factory=dict)  # by file: pages of one machine share them
 
-    @property
+    @functools.cached_property
     def main(self) -> Result:
         """The staircase with the gains at the top of the leave-one-out run, or that run where there is no staircase."""
         if self.staircase is None:
@@ -88,7 +91,7 @@ class Inputs:
             return self.left_out[1]
         return series.with_top(self.staircase[1], [self.left_out[1]] if self.left_out else [])
 
-    @property
+    @functools.cached_property
     def shown(self) -> View:
         """The view of the main result."""
         return view(self.main)
@@ -106,14 +109,19 @@ def name_page(result: Result) -> str:
     return "-".join(map(make_slug, [*names, *([] if mode == modes.CUMULATIVE else [mode])]))
 
 
-def gather_inputs(staircase: Stored, runs: Sequence[Stored], results: Path) -> Inputs:
-    """Return what belongs to a staircase among these runs, and among the studies below `results`."""
+def gather_inputs(
+    staircase: Stored, runs: Sequence[Stored], files: Iterable[File], drawn: dict[Path, Chart]
+) -> Inputs:
+    """Return what belongs to a staircase among these runs, and among the files of `read_files`.
+
+    `drawn` collects the charts of pages that are written one after the other.
+    """
     main = staircase[1]
     left_out = series.left_out_of(main, [result for _, result in runs])
     pair = next((run for run in runs if run[1] is left_out), None)
     whose = f"measured on {clean_line(main.machine.gpu or main.machine.cpu)}"
     others = tuple(_pick_others(main, runs).values())
-    return Inputs(staircase, pair, whose, _find_files(main, results, KINDS), None, others)
+    return Inputs(staircase, pair, whose, _pick_files(main, files), None, others, drawn)
 
 
 def find_inputs(paths: Sequence[Path], results: Path, price: float | None = None) -> Inputs:
@@ -157,21 +165,26 @@ def find_inputs(paths: Sequence[Path], results: Path, price: float | None = None
     for each, header in [*runs.values(), *((file.path, file.content) for file in named)]:
         if not _is_of(header, main):
             raise UserError(f"{each}: of another machine or workload than {path}")
-    beside = _find_files(main, results, [kind for kind in KINDS if kind not in {f.study.kind for f in named}])
+    beside = _pick_files(main, read_files(results, KINDS.keys() - {file.study.kind for file in named}))
     patterns = [f"*-{mode}-*.json" for mode in modes.STUDIES]
     stored = _pick_others(main, _read_runs(results / LADDER / main.machine.name, *patterns))
     others = stored | _pick_others(main, runs.values())  # a named one replaces a stored one
     return Inputs(staircase, left_out, chosen.whose, (*named, *beside), price, tuple(others.values()))
 
 
-def _find_files(main: Result, results: Path, kinds: Iterable[str]) -> tuple[File, ...]:
-    """Return the files of these kinds below a folder that belong to a run. Refused files are left out."""
+def read_files(results: Path, kinds: Collection[str] = KINDS.keys()) -> list[File]:
+    """Return the files of these kinds of studies below a folder. Refused files are left out."""
     found: list[File] = []
-    for study in (frame.load_studies()[kind] for kind in kinds):
+    for study in (frame.load_studies()[kind] for kind in KINDS if kind in kinds):
         for path in sorted((results / study.folder).rglob("*.json")):
             with contextlib.suppress(UserError):
                 found.append(File(path, study, frame.read_file(study, path)))
-    own = [file for file in found if _is_of(file.content, main)]
+    return found
+
+
+def _pick_files(main: Result, files: Iterable[File]) -> tuple[File, ...]:
+    """Return the files that belong to a run, the newest first."""
+    own = [file for file in files if _is_of(file.content, main)]
     return tuple(sorted(own, key=lambda file: file.content.started, reverse=True))
 
 
@@ -202,9 +215,9 @@ def _is_of(each: Result | Header, main: Result) -> bool:
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def write_report(inputs: Inputs, path: Path) -> None:
-    """Write the page, whole or not at all. The same files give the same text. Raises UserError."""
-    files.write_file(path, render_page(make_head(inputs), list_sections(inputs)))
+def write_report(inputs: Inputs, path: Path, home: str = "") -> None:
+    """Write the page, whole or not at all. The same files give the same text. `home` is a site's. Raises UserError."""
+    files.write_file(path, render_page(replace(make_head(inputs), home=home), list_sections(inputs)))
 
 
 def list_sections(inputs: Inputs) -> list[Section]:
@@ -248,16 +261,19 @@ def make_head(inputs: Inputs) -> Head:
 def show_staircase(inputs: Inputs) -> Section:
     """Return a bar of milliseconds for each rung, its gains by both clocks, and the total."""
     shown, named = inputs.shown, chart.NAMED[inputs.shown.mode]
-    bars = [_draw_step(row, shown, number) for number, row in enumerate(shown.rows)]
+    bars = [draw_step(row, shown, number) for number, row in enumerate(shown.rows)]
     legend = [("busy", "GPU working"), ("idle", "GPU waiting")]
     picture = Bars(bars, f"Milliseconds a step of each rung, {named}", legend, chart.most_ms(shown))
     title = "The staircase" if shown.mode == modes.CUMULATIVE else "The runs"
     about = f"Milliseconds a step, lower is better; {named}. The line under a bar is its 95% interval."
+    if any(row.article_ms for row in shown.rows):
+        about += f" The article is {ARTICLE_TITLE}, {shown.reference.partition(',')[0]}."
     below = [*shown.sentences, *([chart.ABOVE] if chart.is_above(shown.rows) else [])]
     return Section("staircase", title, about, [picture, below])
 
 
-def _draw_step(row: Row, shown: View, number: int) -> Bar:
+def draw_step(row: Row, shown: View, number: int) -> Bar:
+    """Return the bar of a rung: the GPU's work, its waiting, and the gains over the rung before it."""
     if row.step_ms is None:
         return Bar(row.title, missing=f"{row.status}{': ' + row.reason if row.reason else ''}")
     busy = chart.busy_ms(row)
@@ -331,9 +347,11 @@ def show_mistakes(inputs: Inputs) -> Section | None:
     blocks: list[Block] = []
     for path, result in inputs.others:
         shown = view(result)
-        light, dark = (chart.render(result, "svg", theme) for theme in (LIGHT, DARK))
+        if path not in inputs.drawn:
+            pictures = (chart.render(result, "svg", theme) for theme in (LIGHT, DARK))
+            inputs.drawn[path] = Chart(f"{shown.title}: milliseconds a step of each entry", *pictures)
         blocks += [
-            Chart(f"{shown.title}: milliseconds a step of each entry", light, dark),
+            inputs.drawn[path],
             [*shown.sentences, *map(publishable.told, shown.marks), shorten_path(path)],
             Fold(f"Table: {shown.title}", _show_run(shown), on_paper=False),
         ]
@@ -409,8 +427,9 @@ def show_study(inputs: Inputs, kind: str) -> Section | None:
     for path, study, file in (file for file in inputs.files if file.study.kind == kind):
         heading, *sentences = study.summarize(file)
         cautions = map(publishable.told, frame.list_cautions(study, file))
-        if picture := study.draw(file, "svg"):
-            blocks.append(Chart(heading, picture))
+        if path not in inputs.drawn and (picture := study.draw(file, "svg")):
+            inputs.drawn[path] = Chart(heading, picture)
+        blocks += [inputs.drawn[path]] if path in inputs.drawn else []
         for number, table in enumerate(study.list_tables(file)):
             name = table.title or f"Table: {table.columns[0].title}"
             blocks.append(Fold(name, [table], on_paper=False) if number else replace(table, title=heading))

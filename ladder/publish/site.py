@@ -11,65 +11,85 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from ladder.core import stopping
 from ladder.core.errors import UserError
-from ladder.core.text import clean_line, make_slug
+from ladder.core.text import clean_line, format_factor, format_ms, make_slug
 from ladder.plan import catalog, modes
 from ladder.publish import gallery
 from ladder.publish.gallery import ARTICLE, FULL
-from ladder.publish.history import series
-from ladder.publish.history.series import Point, Step
-from ladder.publish.report import gather_inputs, write_report
+from ladder.publish.history import screening
+from ladder.publish.history.page import ASV, FRONT, read_branch, write_histories
+from ladder.publish.report import File, draw_step, gather_inputs, read_files, write_report
 from ladder.publish.validation import validate
-from ladder.report import drawing, gpus
+from ladder.report import gpus
 from ladder.report.chart import short_ms
+from ladder.report.view import TITLE as ARTICLE_TITLE
 from ladder.report.view import Row, View, view
 from ladder.results import loading, ranking, words
 from ladder.results.publishable import publishable
 from ladder.results.ranking import Stored
-from ladder.show.page import Block, Chart, Fold, Head, Section, render_page
+from ladder.results.run import Result
+from ladder.show.page import (
+    Bar,
+    Bars,
+    Block,
+    Card,
+    Cards,
+    Chart,
+    Fold,
+    Head,
+    Part,
+    Section,
+    render_page,
+)
 from ladder.show.table import Column, Table
-from ladder.show.themes import DARK, LIGHT, Theme
+from ladder.studies.commits import known
 
-ASV = "asv"  # the folder of asv's pages
 MARKS = (f"{ASV}/info.json", "info.json")  # of our site, and of one that asv made without this publisher
 TOO_FEW = "too few generations"  # GPU time without an interval is not to be quoted
 TITLE = "The optimization ladder: what each rung is worth on each GPU"
 ABOUT = "How much faster a StyleGAN2 training step becomes with each optimization, in milliseconds a step."
-ABOUT_HISTORY = (
-    "The step time of the highest rung of each commit, as asv recorded it: the median of one process, on which no"
-    " verdict can rest. A newer torch, Triton or CUDA begins a new line. Hosts with the same GPU share its GPU time."
-)
-WIDTH, HEIGHT, LEFT, RIGHT, BELOW = 9.0, 2.75, 0.95, 2.0, 0.75  # inches of the picture of a history
-MOST_COMMITS = 12  # named under its axis
+Pair = tuple[Result, Result | None]  # the article's staircase of a GPU, and that of the longer ladder
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Mapping[str, int]) -> list[str]:
-    """Write the front page, the full reports and the raw results into the folder ``site``.
+def write_front(
+    site: Path,
+    results: Path,
+    accepted: Path,
+    revisions: Mapping[str, int],
+    root: Path,
+    tell: Callable[[str], None],
+) -> list[str]:
+    """Write the front page, the full reports, the history and the raw results into the folder ``site``.
 
-    ``ladder_results`` has the folders of other results beside it, ``accepted`` asv's validated files, and
-    ``revisions`` the number of each commit on the branch. Return one line for each refused result of `ladder run`.
+    ``results`` has a folder for each kind of result, ``accepted`` asv's validated files, and ``revisions`` the number
+    of each commit on the branch of the repository ``root``. `tell` gets a line before each report. Return one line for
+    each refused result of `ladder run`.
     """
-    stored, refused = publish_results(ladder_results, site / "results" / "ladder")
-    entries = choose_entries(stored, site)
-    for entry in entries:
-        write_report(gather_inputs(entry.run, stored, ladder_results.parent), site / entry.report)
-    histories = [
-        *show_histories(series.points(accepted, series.GPU_STEP), revisions, series.GPU_STEP),
-        *show_histories(series.points(accepted), revisions),
-    ]
-    sections = list_sections(entries, stored, histories, publish_asv(accepted, site, revisions), site)
-    (site / "index.html").write_text(render_front(sections), encoding="utf-8")
+    stored, refused = publish_results(results / "ladder", site / "results" / "ladder")
+    entries, studies = choose_entries(stored, site), read_files(results)
+    drawn: dict[Path, Chart] = {}
+    for number, entry in enumerate(entries, 1):
+        tell(f"report {number} of {len(entries)}: {entry.report}")
+        write_report(gather_inputs(entry.run, stored, studies, drawn), site / entry.report, f"../{FRONT}")
+    tell("history")
+    screened = accepted, results / "compare", known.read_entries(), "HEAD", screening.THRESHOLD, root
+    history = write_histories(site, accepted, screening.screen(*screened)[0], read_branch(revisions, root))
+    raw = tabulate_files(stored, publish_asv(accepted, site, revisions), site)
+    sections = list_sections(entries, history, raw)
+    pairs = gallery.pair_gpus([result for _, result in stored])
+    sections[:0] = [show_staircase(pair, studies) for pair in pairs[:1]]
+    (site / FRONT).write_text(render_page(make_head(pairs), sections), encoding="utf-8")
     return refused
 
 
@@ -213,55 +233,70 @@ def choose_entries(stored: Sequence[Stored], site: Path) -> list[Entry]:
     )  # fmt: skip
 
 
-def render_front(sections: Sequence[Section]) -> str:
-    """Return the front page as HTML, which loads nothing."""
-    return render_page(Head(TITLE, "The optimization ladder", [ABOUT], [], []), sections)
+def make_head(pairs: Sequence[Pair]) -> Head:
+    """Return the headline: the factor of all rungs, a mean over pairs, on the first GPU, and both clocks of each."""
+    heading, tiles = "The optimization ladder", []
+    for pair in pairs:
+        machine = gpus.read_machine(*pair)
+        first, last = view(pair[1] or pair[0]).rows[0], machine.top or machine.shown.rows[-1]
+        total = words.whole(first.step_ms, last.step_ms, last.total, last.total_interval)
+        count = machine.rungs or len(machine.shown.rows)
+        if not tiles:
+            heading = f"With all {count} rungs, a StyleGAN2 step is {total} as fast on an {machine.name}"
+        clocks = [("a step", last.step_ms, total)]
+        clocks += [("GPU work", last.gpu.ms, format_factor(last.gpu.total))] if last.gpu else []
+        name = f"{machine.name}, all {count} rungs"
+        tiles += [(name, factor, f"to {short_ms(ms)} ms {clock}") for clock, ms, factor in clocks]
+    return Head(TITLE, heading, [ABOUT], [], tiles)
 
 
-def list_sections(
-    entries: Sequence[Entry],
-    stored: Sequence[Stored],
-    histories: Sequence[Block],
-    files: Sequence[str],
-    site: Path,
-) -> list[Section]:
-    """Return the sections of the front page that have content: of the runs that it shows, of all published runs, of
-    asv's histories, and of asv's published files.
-    """
-    pairs = gallery.pair_gpus([result for _, result in stored])
-    pictures = [gpus.render(pairs, "svg", theme=theme) for theme in (LIGHT, DARK)] if pairs else []
-    about_answers = "The article's ladder, and `full`, which goes on from it. Totals are over the baseline."
-    about_gpus = "Each rung of the article's ladder on each GPU, and a whole training."
-    gpu_charts = [Chart("Each rung on each GPU: the tables have its numbers", *pictures)] if pictures else []
-    ladders = [tabulate_ladders(entries)] if entries else []
-    pages = [_link("asv's pages (asv preview)", f"{ASV}/index.html")] if histories else []
+def show_staircase(pair: Pair, studies: Sequence[File]) -> Section:
+    """Return the article's rungs on a GPU as bars, NVIDIA's own code above them and the top of `full` below."""
+    machine = gpus.read_machine(*pair)
+    shown, bars = machine.shown, list[Bar]()
+    upstream = [file.path for file in studies if file.study.kind == "upstream"]
+    if ms := gallery.find_official(pair[0], lambda folder: upstream):
+        bars.append(Bar("NVIDIA's own code", [Part(ms, "unknown")], f"{format_ms(ms)} ms"))
+    for number, row in enumerate(shown.rows):
+        bar = draw_step(row, shown, number)
+        bars.append(replace(bar, words=[each for each in bar.words if each[0] == "total"]))
+    if machine.top:
+        bar, total = draw_step(machine.top, shown, 0), format_factor(machine.top.total)
+        bars.append(replace(bar, name=f"all {machine.rungs} rungs of full", words=[("total", total)]))
+    legend = [("busy", "GPU working"), ("idle", "GPU waiting")]
+    about = f"{shown.workload}; milliseconds a step, lower is better; each rung with those before it."
+    about += f" The article is {ARTICLE_TITLE}, {shown.reference.partition(',')[0]}."
+    chart = Bars(bars, "Milliseconds a step of each rung", legend)
+    return Section("staircase", f"The staircase on an {machine.name}", about, [chart])
+
+
+def list_sections(entries: Sequence[Entry], history: Sequence[Card], raw: Table) -> list[Section]:
+    """Return the sections of the front page that have content: of the runs that it shows, and of all its files."""
+    about_answers = "Milliseconds a step, and of GPU work. A total is over the baseline of its own run."
     about_raw = "Every file holds all samples in time order. `ladder validate` accepted them all."
+    ladders = [tabulate_ladders(entries)] if entries else []
     sections = [
         Section("answers", "Every workload on every machine", about_answers, list_answers(entries)),
-        Section("gpus", "Every GPU", about_gpus, gpu_charts),
-        Section("ladders", "Every ladder", "A full report has every rung.", ladders),
-        Section("history", "The highest rung over commits", ABOUT_HISTORY, [*pages, *histories]),
-        Section("raw", "Raw results", about_raw, [tabulate_files(stored, files, site)]),
+        Section("history", "Speed over commits", "", [Cards(history)] if history else []),
+        Section("ladders", "Every ladder", "Each link leads to the full report.", ladders),
+        Section("raw", "Raw results", about_raw, [Fold(f"{len(raw.rows)} files", [raw])] if raw.rows else []),
     ]
     return [section for section in sections if section.blocks]
 
 
 def list_answers(entries: Sequence[Entry]) -> list[Block]:
-    """Return a table for each workload: of each machine the baseline and the tops, by both clocks."""
+    """Return a card for each workload: of each machine the baseline and the tops, by both clocks, and its reports."""
     workloads = dict.fromkeys(each.key[0] for each in entries)
-    tables = [_tabulate_workload([each for each in entries if each.key[0] == name]) for name in workloads]
-    return [table for table in tables if table.rows]
+    cards = [_make_card([each for each in entries if each.key[0] == name]) for name in workloads]
+    return [Cards(cards)] if (cards := [card for card in cards if card]) else []
 
 
-def _tabulate_workload(entries: Sequence[Entry]) -> Table:
+def _make_card(entries: Sequence[Entry]) -> Card | None:
     last = catalog.load_ladder(ARTICLE).rungs[-1].name
-    columns = [Column("machine"), Column("baseline, ms", "ms"), Column("GPU ms", "ms")]
+    columns = [Column("ms"), Column("baseline", "ms")]
     for title in ("the article's top", "the top of full"):
-        columns += [Column(f"{title}, ms", "ms"), Column("total", "speedup")]
-        columns += [Column("GPU ms", "ms"), Column("GPU total", "speedup")]
-    columns += [Column("measured", "date"), Column("not to be quoted")]
-    columns += [Column("report", "link"), Column("report of full", "link")]
-    rows: list[list[Any]] = []
+        columns += [Column(title, "ms"), Column("total", "speedup")]
+    rows, links, marks = list[list[Any]](), list[tuple[str, str]](), dict[str, None]()
     for machine in dict.fromkeys(each.machine for each in entries):
         # Of two runs of a ladder, that with its top.
         own = {each.key[1]: each for each in reversed(entries) if each.machine == machine}
@@ -272,29 +307,34 @@ def _tabulate_workload(entries: Sequence[Entry]) -> Table:
             continue
         top = next((row for each in used for row in each.rows if row.name == last), None)
         highest = full.rows[-1] if full and full.rows[0] is not full.rows[-1] else None
-        day = max(each.run[1].started for each in used)[:10]
-        marks = dict.fromkeys(mark for each in used for mark in each.shown.marks)
-        links = [each and ("full report", quote(each.report)) for each in (article, full)]
-        cells = [base.step_ms, *_answer_gpu(base)[:1], *_answer(top, base), *_answer(highest, base)]
-        rows.append([used[0].name, *cells, day, "; ".join(marks), *links])
+        name = gpus.shorten_gpu(used[0].name)
+        rows.append([name, base.step_ms, *_answer(top, base), *_answer(highest, base)])
+        if base.gpu:
+            rows.append(
+                ["its GPU work", *_answer_gpu(base)[:1], *_answer_gpu(top, base), *_answer_gpu(highest, base)]
+            )
+        for each in used:
+            subject = ", ".join((*each.key, name, each.run[1].started[:10]))
+            links.append((f"Report of {subject}", quote(each.report)))
+            marks |= dict.fromkeys(f"{name}: {mark}" for mark in each.shown.marks)
     reference = [row for row in entries[0].rows if row.article_ms] if entries[0].key[1] == ARTICLE else []
     if rows and len(reference) > 1:
         base, top = reference[0], reference[-1]
         name = f"the article, {entries[0].shown.reference.partition(',')[0]}"
-        rows.append([name, base.article_ms, None, top.article_ms, top.article_total, *[None] * 10])
-    return Table(columns, rows, entries[0].shown.workload).drop_empty()
+        rows.append([name, base.article_ms, top.article_ms, top.article_total, None, None])
+    blocks: list[Block] = [Table(columns, rows).drop_empty(), [*marks]]
+    return Card(entries[0].shown.workload, blocks, links) if rows else None
 
 
 def _answer(row: Row | None, first: Row) -> list[Any]:
-    """Return what a rung takes and its total over the first one, by the step and by GPU time."""
+    """Return what a rung takes, and its total over the first one."""
     if row is None or row is first:
-        return [None] * 4
-    total = words.whole(first.step_ms, row.step_ms, row.total, row.total_interval)
-    return [row.step_ms, total, *_answer_gpu(row)]
+        return [None, None]
+    return [row.step_ms, words.whole(first.step_ms, row.step_ms, row.total, row.total_interval)]
 
 
-def _answer_gpu(row: Row) -> list[Any]:
-    if row.gpu is None:
+def _answer_gpu(row: Row | None, first: Row | None = None) -> list[Any]:
+    if row is None or row is first or row.gpu is None:
         return [None, None]
     return [row.gpu.ms, row.gpu.total] if row.gpu.interval else [TOO_FEW, None]
 
@@ -302,9 +342,9 @@ def _answer_gpu(row: Row) -> list[Any]:
 def tabulate_ladders(entries: Sequence[Entry]) -> Table:
     """Return a row for each run that is shown: its lowest and its highest rung, and where all of it is."""
     columns = [
-        Column("workload"), Column("ladder"), Column("machine"), Column("from ms", "ms"), Column("to ms", "ms"),
+        Column("workload, ladder, machine", "link"), Column("from ms", "ms"), Column("to ms", "ms"),
         Column("total", "speedup"), Column("highest rung"), Column("GPU ms", "ms"), Column("started", "date"),
-        Column("not to be quoted"), Column("report", "link"), Column("file", "link"),
+        Column("not to be quoted"),
     ]  # fmt: skip
     rows: list[list[Any]] = []
     for each in entries:
@@ -313,9 +353,8 @@ def tabulate_ladders(entries: Sequence[Entry]) -> Table:
             first, last = each.rows[0], each.rows[-1]
             total = words.whole(first.step_ms, last.step_ms, last.total, last.total_interval)
             cells = [first.step_ms, last.step_ms, total, last.title, last.gpu and last.gpu.ms]
-        links = ("full report", quote(each.report)), ("raw result", quote(each.path))
-        day, marks = each.run[1].started[:10], "; ".join(each.shown.marks)
-        rows.append([*each.key, each.name, *cells, day, marks, *links])
+        link = ", ".join((*each.key, each.name)), quote(each.report)
+        rows.append([link, *cells, each.run[1].started[:10], "; ".join(each.shown.marks)])
     return Table(columns, rows).drop_empty()
 
 
@@ -336,101 +375,3 @@ def tabulate_files(stored: Sequence[Stored], files: Sequence[str], site: Path) -
     for name in map(Path, files):
         rows.append([name.parent.name, None, None, "asv", None, (name.name, quote(str(name))), None])
     return Table(columns, rows)
-
-
-def _link(text: str, address: str) -> Table:
-    return Table([Column("", "link")], [[(text, address)]])
-
-
-# --- history ----------------------------------------------------------------------------------------------------------
-
-
-def show_histories(
-    every: Iterable[Point], revisions: Mapping[str, int], quantity: str = series.STEP
-) -> list[Block]:
-    """Return what the page shows of asv's results: the highest rung of each commit on each machine.
-
-    GPU time (`quantity` is `series.GPU_STEP`) goes by GPU, which hosts share. Machines of one name have their short
-    name, too.
-    """
-    points = list(every)
-    names = {point.machine: point.name for point in points}
-    blocks: list[Block] = []
-    for (machine, workload), steps in series.history(points, revisions).items():
-        is_alone = list(names.values()).count(names[machine]) < 2
-        title = f"{names[machine]}{'' if is_alone else f' ({machine})'}, workload {workload}"
-        selection = {"x-axis": "commit", "p-workload": f"'{workload}'"}
-        if quantity == series.GPU_STEP:
-            title += ", GPU time"
-        else:
-            selection["machine"] = machine
-        # A commit whose highest rungs were not measured is in the table alone.
-        drawn = [step for step in steps if step.whole]
-        first, last = drawn[0], drawn[-1]
-        selection["p-rung"] = f"'{last.rung}'"
-        blocks.append(
-            f"{title}. {short_ms(first.ms)} ms ({first.rung}) to {short_ms(last.ms)} ms ({last.rung})."
-        )
-        if len({step.commit for step in drawn}) > 1:
-            pictures = [
-                drawing.save(functools.partial(draw_history, drawn, theme), "svg", theme)
-                for theme in (LIGHT, DARK)
-            ]
-            blocks.append(Chart(f"{title}: milliseconds a step of the highest rung over commits", *pictures))
-        columns = [Column("commit"), Column("highest rung"), Column("ms/step", "ms"), Column("libraries")]
-        rows = [
-            [step.commit[:8], step.rung, step.ms, ", ".join(step.software), ", ".join(step.marks)]
-            for step in steps
-        ]
-        table = Table([*columns, Column("with")], rows).drop_empty()
-        link = _link("in asv", f"{ASV}/index.html#{quantity}?{urlencode(selection)}")
-        blocks.append(Fold(f"measurements: {len(rows)}", [table, link]))
-    return blocks
-
-
-def draw_history(steps: Sequence[Step], theme: Theme) -> Any:
-    """Return the figure of the milliseconds of the highest rung at each commit, one line per set of libraries.
-
-    A line's last point is labelled. A dotted line marks a new driver or cuDNN.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    commits = list(dict.fromkeys(step.commit for step in steps))
-    figure = Figure(figsize=(WIDTH, HEIGHT))
-    width, height = (WIDTH - LEFT - RIGHT) / WIDTH, (HEIGHT - BELOW - 0.3) / HEIGHT
-    axes = figure.add_axes((LEFT / WIDTH, BELOW / HEIGHT, width, height))
-    axes.spines[:].set_visible(False)
-    low, high = min(step.ms for step in steps), max(step.ms for step in steps)
-    # So wide that noise looks small.
-    axes.set_ylim(*((0.0, high * 1.25) if high > 1.3 * low else (low * 0.85, high * 1.15)))
-    axes.set_xlim(-0.5, len(commits) - 0.5)
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    axes.tick_params(axis="y", length=0, labelcolor=theme.muted, labelsize=8.5)
-    axes.grid(axis="y", color=theme.grid, linewidth=0.8, zorder=0)
-    axes.set_ylabel("ms per step,\nhighest rung", color=theme.muted, fontsize=9)
-    looks = ((theme.busy, "o", "-"), (theme.article, "s", "--"), (theme.muted, "^", ":"))
-    several = list(dict.fromkeys(step.software for step in steps))
-    for index, software in enumerate(several):
-        color, marker, line = looks[index % len(looks)]
-        own = [step for step in steps if step.software == software]
-        places, times = [commits.index(step.commit) for step in own], [step.ms for step in own]
-        name = ", ".join(name_software(software, several))
-        axes.plot(places, times, color=color, marker=marker, linestyle=line, markersize=5, label=name)
-        axes.annotate(
-            f"{own[-1].rung}, {short_ms(own[-1].ms)}", (places[-1], times[-1]), xytext=(8, 0), color=color,
-            fontsize=8.5, textcoords="offset points", va="center", annotation_clip=False,
-        )  # fmt: skip
-    for place in {commits.index(step.commit) for step in steps if step.marks}:
-        axes.axvline(place - 0.5, color=theme.muted, linestyle=":", linewidth=1, zorder=1)
-    if len(several) > 1:
-        figure.legend(loc="upper right", ncols=3, frameon=False, fontsize=8.5, borderpad=0)
-    every = -(-len(commits) // MOST_COMMITS)
-    axes.set_xticks(range(0, len(commits), every), [commit[:8] for commit in commits[::every]])
-    axes.tick_params(axis="x", length=0, labelcolor=theme.muted, labelsize=8, rotation=45)
-    return figure
-
-
-def name_software(software: tuple[str, ...], several: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the parts that name a set of libraries: its torch, and what distinguishes it from the others."""
-    return [*software[:1], *(part for part in software[1:] if any(part not in other for other in several))]

@@ -16,7 +16,7 @@ import torch
 
 from ladder.core.plain import Plain
 from ladder.core.protocol import CYCLE_STEPS
-from ladder.receipts.kernel_families import WAITING, Event
+from ladder.receipts.kernel_families import WAITING, Event, name_family
 
 NOT_KERNELS = ("Memcpy", "Memset", *WAITING)
 BETWEEN = 3  # other kernels that begin in between make another burst
@@ -160,6 +160,38 @@ def derive_communication(ran: Iterable[Event], steps: int) -> Plain:
         "exposed_ms": exposed / unit,
         "comm_bursts": bursts / steps,
     }
+
+
+def list_collectives(ran: Iterable[Event]) -> list[tuple[int, int]]:
+    """Return begin and end (ns) of each kernel of NCCL, in order. On every rank the same ones run in one order."""
+    return sorted((begin, end) for name, _, _, begin, end in ran if "nccl" in name.lower())
+
+
+def describe_lateness(ran: Sequence[Event], late_ns: Sequence[int]) -> Plain:
+    """Return what a GPU did while other ranks waited for it.
+
+    Args:
+        ran: its kernels and copies.
+        late_ns: for how long before each of its collectives another rank was there already.
+
+    Returns:
+        idle_ns: how much of that time nothing ran. busiest: the family of kernels that took most of it, or None.
+    """
+    windows = [
+        (begin - late, begin) for (begin, _), late in zip(list_collectives(ran), late_ns, strict=True) if late
+    ]
+    families: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for name, _, _, begin, end in ran:
+        families[name_family(name)].append((begin, end))
+
+    def measure_inside(spans: list[tuple[int, int]]) -> int:
+        taken = _join_spans(spans)
+        return sum(measure_covered(window, taken) for window in windows)
+
+    took = {name: measure_inside(spans) for name, spans in families.items()}
+    busiest = max(took, key=lambda name: took[name], default=None)
+    busy = measure_inside([event[3:] for event in ran])
+    return {"idle_ns": sum(late_ns) - busy, "busiest": busiest if busiest and took[busiest] else None}
 
 
 def measure_union(spans: list[tuple[int, int]]) -> int:

@@ -17,7 +17,7 @@ from ladder.plan import catalog
 from ladder.report import chart, drawing
 from ladder.report.chart import MARGIN, WIDTH, Column, Line, Strip, draw_lines, short_ms
 from ladder.report.drawing import measured, wrapped
-from ladder.report.view import Row, View, view
+from ladder.report.view import TITLE, Row, View, view
 from ladder.results.run import Result
 from ladder.results.words import Seen
 from ladder.show.themes import LIGHT, Theme
@@ -72,7 +72,7 @@ def render(pairs: Sequence[tuple[Result, Result | None]], kind: str, theme: Them
 
 def draw_figure(pairs: Sequence[tuple[Result, Result | None]], theme: Theme = LIGHT) -> Any:
     """Lay out in inches, from the top: headline, legend, rungs, table, small print."""
-    machines, batch = [_read_machine(*pair) for pair in pairs], int(pairs[0][0].workload["batch"])
+    machines, batch = [read_machine(*pair) for pair in pairs], int(pairs[0][0].workload["batch"])
     groups, table = _list_groups(machines), _list_speeds(machines, batch)
     bars = [bar for _, each in groups for bar in each]
     bottom = TOP + LINE * len(bars) + PAD * len(groups)
@@ -128,7 +128,7 @@ def render_hero(
         pair: as in `render`.
         official_ms: a step of NVIDIA's own code on the same GPU, or None.
     """
-    return drawing.save(lambda: draw_hero(_read_machine(*pair), official_ms, theme), kind, theme)
+    return drawing.save(lambda: draw_hero(read_machine(*pair), official_ms, theme), kind, theme)
 
 
 def draw_hero(machine: Machine, official_ms: float | None, theme: Theme) -> Any:
@@ -158,9 +158,12 @@ def draw_hero(machine: Machine, official_ms: float | None, theme: Theme) -> Any:
             at = HERO_BARS + scale * max(article, ms) + 0.07
             axes.text(at, y, short_ms(article), va="center", fontsize=11, color=theme.article)
         axes.barh(y, scale * ms, 0.27, left=HERO_BARS, color=color, linewidth=0)
-        text = short_ms(ms)
-        inside = measured(text, 12) < scale * ms - 0.1
-        x, ha = HERO_BARS + scale * ms + (-0.06 if inside else 0.07), "right" if inside else "left"
+        text, end = short_ms(ms), scale * ms
+        wide = measured(text, 12) + 0.1
+        if article and max(wide, end - wide) < scale * article < end:
+            end = scale * article  # the outline's end would cross the figure
+        inside = wide < end
+        x, ha = HERO_BARS + end + (-0.06 if inside else 0.07), "right" if inside else "left"
         ink = theme.ground if inside else theme.ink
         axes.text(x, y, text, ha=ha, va="center", fontsize=12, fontweight="bold", color=ink)
     details = f"{machine.shown.workload}, milliseconds a step"
@@ -168,13 +171,17 @@ def draw_hero(machine: Machine, official_ms: float | None, theme: Theme) -> Any:
     return figure
 
 
-def _read_machine(article: Result, longer: Result | None) -> Machine:
-    """Return the rungs of a GPU, whose name is without its maker and its kind of memory: `H100 80GB`."""
+def read_machine(article: Result, longer: Result | None) -> Machine:
+    """Return the rungs of a GPU under its short name."""
     shown = view(article)
     top = next((row for row in reversed(view(longer).rows) if row.step_ms), None) if longer else None
-    gpu = shown.machine.split(",")[0]
-    name = " ".join(re.sub(r"\b(NVIDIA|Tesla|HBM\w*)\b", " ", gpu).split())[:16] or gpu
-    return Machine(name, shown, top, rungs_up_to(longer, top.name) if longer and top else 0)
+    rungs = rungs_up_to(longer, top.name) if longer and top else 0
+    return Machine(shorten_gpu(shown.machine.split(",")[0]), shown, top, rungs)
+
+
+def shorten_gpu(name: str) -> str:
+    """Return the name of a GPU without its maker and its kind of memory: `H100 80GB`."""
+    return " ".join(re.sub(r"\b(NVIDIA|Tesla|HBM\w*)\b", " ", name).split())[:16] or name
 
 
 def rungs_up_to(result: Result, name: str) -> int:
@@ -273,5 +280,5 @@ def _list_notes(machines: Sequence[Machine]) -> list[str]:
     ]
     if any(row.article_ms for row in rows):
         reference = machines[0].shown.reference
-        notes.append(f"The article: {reference}; its GPU time is unknown, and it is not a target.")
+        notes.append(f"The article: {TITLE}, {reference}; its GPU time is unknown, and it is not a target.")
     return [*notes, PUBLISHED_AS]

@@ -15,7 +15,7 @@ from ladder.core.protocol import AMBIGUOUS, INSIDE, LESS_THAN, TOO_FEW
 from ladder.core.text import clean_line, escape_markdown, fine_factor, format_count
 from ladder.plan import modes
 from ladder.report import output, tiles
-from ladder.report.view import Row, View, derive_share, shown_top, turn_row, view
+from ladder.report.view import TITLE, Row, View, derive_share, shown_top, turn_row, view
 from ladder.results import sources
 from ladder.results.run import Result
 from ladder.results.words import answer, word
@@ -125,7 +125,9 @@ def list_notes(shown: View) -> list[str]:
             "at the top, advice: from the newest leave-one-out run of this machine, software and code"
         )
     if any(row.article_ms for row in shown.rows):
-        lines.append(f"article: {shown.reference}; another machine and another PyTorch, not a target")
+        lines.append(
+            f"article: {TITLE}, {shown.reference}; another machine and another PyTorch, not a target"
+        )
     return lines
 
 

@@ -26,6 +26,7 @@ from ladder.show.table import join_lines
 Interval = tuple[float, float]
 GIB = 2**30
 ARTICLE = "one A100"
+TITLE = '"Optimizing CUDA Kernels for Generative Adversarial Networks"'  # the article's
 WORKLOAD = "article"  # of which the article has numbers: a file of a user with this name and other fields gets another
 REPORTED_THEN = "judged when it was measured, with the statistics of that time"
 UNPROVED = "not yet proved"  # timed before its inspection ended

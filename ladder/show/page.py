@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ PALETTES = {
 # A figure's room, in percent of the narrowest chart with figures: around it, and for each of its characters.
 MARGIN, CHARACTER = 1.5, 2.4
 ROOM = 1.02  # the longest bar of a chart leaves two percent
+LEAST_SPAN = 1.1  # of a row over time: its highest value over its lowest
+ROW_HEIGHT, ROW_ROOM = 48, 8  # pixels: of a row over time, and at least above and below its points
 LINE_Y, STOP = 24, 3  # pixels: the middle of an interval below a bar, and half the height of its ends
 
 
@@ -101,6 +104,95 @@ class Bars:
 
 
 @dataclass(frozen=True)
+class Point:
+    """A value at a place, as a share of the chart's width. A pointer on it shows what it is about."""
+
+    at: float
+    value: float
+    about: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place where a line changed: a share of the width, the class of its colour, its name, and what is known."""
+
+    at: float
+    tone: str
+    name: str
+    about: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a chart over time: runs of points, each in the colour of a class, and marks."""
+
+    name: str
+    runs: Sequence[tuple[str, Sequence[Point]]]
+    marks: Sequence[Mark] = ()
+    figure: str = ""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A chart over time, a row each. `ends` stand under the first and the last place.
+
+    A row spans its own values, at least `LEAST_SPAN` of them: noise of 1% is a tenth of its height.
+    """
+
+    kind: ClassVar[str] = "lines"
+    rows: Sequence[Line]
+    label: str
+    legend: Sequence[tuple[str, str]] = ()
+    ends: tuple[str, str] = ("", "")
+
+    def place_points(self, row: Line) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
+        """Yield (tone, [(x, y, about)]) of each run of a row: x in percent of the width, y in pixels."""
+        values = [point.value for _, points in row.runs for point in points]
+        low, high = min(values), max(values)
+        span = max(high / low, LEAST_SPAN)
+        for tone, points in row.runs:
+            heights = [math.log(point.value / math.sqrt(low * high), span) for point in points]
+            yield (
+                tone,
+                [
+                    (
+                        f"{100 * point.at:.3f}",
+                        f"{ROW_HEIGHT / 2 - height * (ROW_HEIGHT - 2 * ROW_ROOM):.2f}",
+                        point.about,
+                    )
+                    for point, height in zip(points, heights, strict=True)
+                ],
+            )
+
+
+@dataclass(frozen=True)
+class Card:
+    """A framed part: a title, blocks, and links as (text, address)."""
+
+    title: str
+    blocks: Sequence[Block]
+    links: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Cards side by side, which fill the width."""
+
+    kind: ClassVar[str] = "cards"
+    cards: Sequence[Card]
+
+
+@dataclass(frozen=True)
+class Since:
+    """A date that hides the earlier rows of the section's tables; the first and the last that make sense."""
+
+    kind: ClassVar[str] = "since"
+    label: str
+    first: str
+    last: str
+
+
+@dataclass(frozen=True)
 class Code:
     """Lines of code as they are."""
 
@@ -141,7 +233,7 @@ class Fold:
 
 
 # A text is a paragraph, several are a list; words between backticks are code.
-Block: TypeAlias = "str | Sequence[str] | Table | Bars | Code | Chart | Files | Fold"
+Block: TypeAlias = "str | Sequence[str] | Table | Bars | Lines | Cards | Since | Code | Chart | Files | Fold"
 
 
 @dataclass(frozen=True)
@@ -163,6 +255,8 @@ class Head:
     facts: Sequence[str]
     marks: Sequence[str]  # why not to quote the page
     tiles: Sequence[tuple[str, str, str]]
+    home: str = ""  # where the line above the heading leads
+    kicker: str = "The optimization ladder"  # that line
 
 
 def list_colors(theme: Theme) -> dict[str, str]:
@@ -175,9 +269,10 @@ def list_colors(theme: Theme) -> dict[str, str]:
 FOLDER = Path(__file__).parent / "templates"
 _TONES = {
     "good": ("faster", "ADOPT", "ok"),
-    "bad": ("slower", "SKIP", "BROKEN", "failed", "not engaged"),
+    "bad": ("slower", "SKIP", "BROKEN", "failed", "not engaged", "confirmed"),
     "open": (
         "ambiguous", "undecided", "too few generations", "not yet proved", "not decided", "no verdict",
+        "candidate", "unclear",
     ),
 }  # fmt: skip
 

@@ -22,6 +22,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "text": texts.clean_line,
     "verdict": texts.clean_line,
     "markdown": str,
+    "date": texts.clean_line,
     "link": lambda value: value[0],  # (text, address), a link in HTML
     "ms": texts.format_ms,
     "ms_interval": lambda value: "-".join(map(texts.format_ms, value)),
@@ -47,7 +48,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "hours": lambda value: f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.2f}",
     "seconds": lambda value: f"{texts.round_number(value, 1):+.1f}",
 }
-WORDS = ("text", "verdict", "markdown", "link")  # kinds of columns that are aligned to the left
+WORDS = ("text", "verdict", "markdown", "link", "date")  # kinds of columns that are aligned to the left
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ logarithms, so a difference of 0.01 is 1%.
 No rule here looks at a difference: kinds and variances alone decide how an interval is made.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,28 +118,29 @@ def pair_values(first: Group, second: Group, reference: str, other: str) -> dict
 
 
 def estimate_difference(first: Group, second: Group, reference: str, other: str) -> Difference | None:
-    """Return the difference of a rung of `first` and a rung of `second`, or None below three common generations.
-
-    Its variance is estimated from their differences in the generations. For two rungs of one kind, the estimate is
-    shrunk towards the noise of the kind, which weighs as much as half the generations: a rung may be noisier than its
-    kind, and three generations alone would estimate noise badly. An odd rung is compared by its own differences alone.
-    """
-    apart = pair_values(first, second, reference, other)
-    if len(apart) < LEAST_GENERATIONS:
-        return None
-    of_kind = None if first is not second or first.odd & {reference, other} else first
-    return average_differences(list(apart.values()), of_kind)
+    """Return the difference of a rung of `first` and a rung of `second`, or None below three common generations."""
+    apart = list(pair_values(first, second, reference, other).values())
+    return average_differences(apart, {reference, other}, first if first is second else None)
 
 
-def average_differences(apart: Sequence[float], of_kind: Group | None, processes: float = 2.0) -> Difference:
-    """Return the mean of one difference a generation, with its error.
+def average_differences(
+    apart: Sequence[float], names: Set[str], of_kind: Group | None, processes: float = 2.0
+) -> Difference | None:
+    """Return the mean of one difference a generation, with its error, or None below three generations.
+
+    Its variance is estimated from these differences. For rungs of one kind, the estimate is shrunk towards the noise of
+    the kind, which weighs as much as half the generations: a rung may be noisier than its kind, and three generations
+    alone would estimate noise badly. An odd rung is compared by its own differences alone.
 
     Args:
-        of_kind: the kind of the rungs, towards whose noise the variance is shrunk; None: it is not.
+        names: the rungs and twins that differ.
+        of_kind: their kind, None if they are of several.
         processes: the variance of a difference of two such rungs, as a multiple of that of one process.
     """
+    if len(apart) < LEAST_GENERATIONS:
+        return None
     variance, freedom = float(np.var(apart, ddof=1)), len(apart) - 1
-    if of_kind is not None and of_kind.freedom:
+    if of_kind is not None and of_kind.freedom and not of_kind.odd & names:
         worth = difference_freedom(len(apart)) - freedom
         variance = (worth * processes * of_kind.variance + freedom * variance) / (worth + freedom)
         freedom += worth

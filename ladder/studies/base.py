@@ -249,6 +249,8 @@ class Study(Generic[P, C, O]):
                 session.keep(key, self.types[2](status="failed", reason=text.make_display(str(failure))))
                 raise
             session.keep(key, observation)
+            if observation.status == "skipped":
+                continue  # the table has their number and the reason
             done = len(session.file.observed) - before
             left = len(session.file.cases.keys() - session.file.observed.keys())
             reason = f"{observation.status}: {observation.reason}"

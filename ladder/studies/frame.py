@@ -330,8 +330,8 @@ def begin_file(study: AnyStudy, job: Job) -> AnyFile:
     header = record.make_header(study.kind, job.machine, trained, images=images)
     options = structs.replace(job.options, **dict.fromkeys(study.unstored))
     empty = {"options": write_record(options), "cases": {}, "observed": {}}
-    if (ladder := getattr(job.options, "ladder", None)) is not None:
-        empty["ladder"] = catalog.load_ladder(ladder).name
+    if (ladder := getattr(job.options, "ladder", None)) is not None:  # may be a path, which no result holds
+        empty["ladder"] = empty["options"]["ladder"] = catalog.load_ladder(ladder).name
     return read_record(study.file_type(), text.fit_texts(header) | empty)  # type: ignore[no-any-return]
 
 
@@ -443,13 +443,17 @@ def show_result(study: AnyStudy, file: AnyFile, paths: list[Path], as_json: bool
 def run_request(study: AnyStudy, options: Any, request: Request) -> int:
     """Resolve and run the request of the current command, and return the exit status. Raises UserError."""
     from ladder.machine import environment, system
+    from ladder.plan import catalog
 
     if request.resume is not None:
         file, given = read_file(study, request.resume), shared.list_given(options)
         for name, value in given.items():
-            if name not in study.extendable and getattr(file.options, name) != value:
+            stored = getattr(file.options, name)
+            if name == "ladder" and value != stored:
+                value = catalog.load_ladder(value).name
+            if name not in study.extendable and stored != value:
                 raise UserError(f"{request.resume}: --resume: that run has another {name}: leave it out")
-        more = {name: given[name] for name in study.extendable if name in given}
+        more = {name: given[name] for name in (*study.extendable, "ladder") if name in given}
         options = structs.replace(file.options, **more)
         workload = request.workload or (str(file.workload["name"]) if file.workload else None)
         request = replace(request, workload=workload, device=request.device or file.machine.device)

@@ -8,6 +8,7 @@ by the model's package.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 import types
 from collections import Counter
@@ -20,11 +21,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ladder.core.protocol import CYCLE_STEPS
+from ladder.engine.joining import use_loopback
 from ladder.plan.variants import Examination
 from ladder.receipts import Receipt, evidence, judge
 from ladder.receipts.evidence import replace_method, synchronize_device, watch_data
 from ladder.receipts.watch import Crossing, name_layout
-from stylegan_lite import losses
+from stylegan_lite import layers, losses, ranks
+from stylegan_lite.ops import GAIN, SLOPE
 
 COMPILER = "inductor"  # tests, which have no time to compile, take "eager"
 ENDLESS = 1_000_000  # compilations of one function: Dynamo gives up after eight
@@ -191,6 +194,69 @@ def sync_timing(step: Any) -> None:
     step.run_phase = run
 
 
+class OwnActivation(torch.autograd.Function):
+    """Bias [C] and leaky ReLU of [N, C, H, W] or [N, C], without `torch.amp.custom_fwd(cast_inputs=...)`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        x = x + bias.view(1, -1, *[1] * (x.ndim - 2))
+        ctx.save_for_backward(x)
+        return F.leaky_relu(x, SLOPE)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        (x,) = ctx.saved_tensors
+        gradient = gradients[0] * torch.where(x > 0, 1.0, SLOPE)
+        return gradient, gradient.sum([0, *range(2, x.ndim)])
+
+
+def custom_fwd_missing(step: Any) -> None:
+    """Compute bias and activation by `OwnActivation`, whose FP32 bias nobody casts."""
+    loss_of = step._loss
+
+    def act(x: Tensor, bias: Tensor, recipe: Any, *, gain: float = GAIN, **noise: Any) -> Tensor:
+        if noise.get("noise") is not None:
+            x = x + (noise["noise"] * noise["strength"]).to(x.dtype)
+        return OwnActivation.apply(x, bias) * gain
+
+    def loss(phase: str) -> Tensor:
+        with replace_method(layers, "bias_act", act):
+            return loss_of(phase)
+
+    step._loss = loss
+
+
+class Searching(nn.parallel.DistributedDataParallel):
+    """DistributedDataParallel with `find_unused_parameters`."""
+
+    @functools.wraps(nn.parallel.DistributedDataParallel.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, find_unused_parameters=True, **more)
+
+
+def wrap_losses(kind: type[nn.parallel.DistributedDataParallel]) -> Callable[[Any], None]:
+    """Return the patch that computes each loss inside of DistributedDataParallel, in a process group of one."""
+
+    def patch(step: Any) -> None:
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            use_loopback()
+            backend = "nccl" if step.device == "cuda" else "gloo"
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        wrapped: dict[str, nn.Module] = {}
+
+        def loss(phase: str, network: nn.Module, compute: Callable[[str], Tensor]) -> Tensor:
+            if phase not in wrapped:
+                with replace_method(nn.parallel, "DistributedDataParallel", kind):
+                    wrapped[phase], _ = ranks._wrapped(ranks._Loss(network, compute), phase)
+            return wrapped[phase](phase)  # type: ignore[no-any-return]
+
+        step.ranks.loss = loss
+
+    return patch
+
+
 def critics(updates: int) -> Callable[[Any], None]:
     """Return the patch after which D is updated so often in each step, each time on images of its own."""
 
@@ -222,6 +288,9 @@ PATCHES: dict[str, Callable[[Any], None] | None] = {
     **dict.fromkeys(("zero_grad_fills", "blocking_copies", "too_few_workers")),  # the recipe alone
     "compile_shapes": compile_shapes,
     "empty_cache": empty_cache,
+    "custom_fwd_missing": custom_fwd_missing,
+    "ddp_alone": wrap_losses(nn.parallel.DistributedDataParallel),
+    "find_unused_parameters": wrap_losses(Searching),
     "n_critic_2": critics(2),
     "n_critic_5": critics(5),
     "sync_timing": sync_timing,
@@ -369,6 +438,39 @@ def prove_calls(name: str, what: str) -> Callable[[Any], Receipt]:
     return proof
 
 
+def prove_wide(step: Any) -> Receipt:
+    """Count the activations of D that are FP32 although its convolutions run under autocast."""
+    found: list[bool] = []
+
+    def look(layer: nn.Module, given: Any, result: Tensor) -> None:
+        if isinstance(layer, layers.Conv) and layer.bias is not None:
+            found.append(result.dtype == torch.float32)
+
+    with nn.modules.module.register_module_forward_hook(look):
+        step.run_phase("D_main")
+    return judge((0 < sum(found) == len(found), f"activations of D in FP32: {sum(found)} of {len(found)}"))
+
+
+def prove_wrapped(search: bool) -> Callable[[Any], Receipt]:
+    """Return the proof that losses run inside of DistributedDataParallel, with or without its search."""
+
+    def proof(step: Any) -> Receipt:
+        searches: list[bool] = []
+
+        def look(module: nn.Module, given: Any, result: Any) -> None:
+            if isinstance(module, nn.parallel.DistributedDataParallel):
+                searches.append(module.find_unused_parameters)
+
+        with nn.modules.module.register_module_forward_hook(look):
+            step.run(MAIN)
+        return judge(
+            (len(searches) == len(MAIN), f"losses inside of DistributedDataParallel: {len(searches)} a step"),
+            (sum(searches) == search * len(MAIN), f"with a search for unused parameters: {sum(searches)}"),
+        )
+
+    return proof
+
+
 def prove_updates(updates: int) -> Callable[[Any], Receipt]:
     """Return the proof that D is updated so often for each update of G, with one moving average."""
 
@@ -416,6 +518,9 @@ PROOFS: dict[str, Callable[[Any], Receipt]] = {
     "too_few_workers": prove_no_workers,
     "compile_shapes": prove_compilations,
     "empty_cache": prove_calls("empty_cache", "calls of empty_cache"),
+    "custom_fwd_missing": prove_wide,
+    "ddp_alone": prove_wrapped(search=False),
+    "find_unused_parameters": prove_wrapped(search=True),
     "n_critic_2": prove_updates(2),
     "n_critic_5": prove_updates(5),
     "sync_timing": prove_calls("synchronize", "synchronizations"),

@@ -416,16 +416,13 @@ def check_rows(session: Session, key: str) -> Observed:
     """
     from ladder.engine import rounds, run
     from ladder.engine.pool import WorkerFailure
-    from ladder.machine.threads import share_threads
 
     job, pool, gate = session.job, session.pool, threading.Lock()
     waiting = {name: case for name, case in session.file.cases.items() if name not in session.file.observed}
     rows = {name: case for name, case in waiting.items() if case.part == "parity" and not case.reason}
-    is_small, lanes = run.count_lanes(job.device, job.workload, job.machine.get("gpu_memory_gb"))
-    beside = max(1, min(lanes, len(rows)))
     results: dict[str, Observed] = {}
 
-    def check(name: str, threads: int | None = None) -> None:
+    def check(name: str, threads: int | None) -> None:
         try:
             results[name] = check_parity(session, rows[name], threads)
         except WorkerFailure as failure:
@@ -437,14 +434,7 @@ def check_rows(session: Session, key: str) -> Observed:
                 session.keep(name, results[name])
                 session.report(f"{name}: {format_parity(results[name].parity) or results[name].reason}")
 
-    if not is_small:  # the first makes the reference, whose batch might have to shrink beside others
-        check(key)
-    if beside > 1:
-        jobs = [functools.partial(check, name, share_threads(beside)) for name in rows if name not in results]
-        rounds.run_each(jobs, beside, pool.kill)
-    for name in rows:
-        if name not in results:
-            check(name)
+    run.inspect_beside(job, [*rows], [*rows], check, lambda name: name not in results, pool.kill)
     return results[key]
 
 
@@ -624,12 +614,17 @@ def _draw_figure(file: File, derived: Precisions) -> Any:
         }
         for axes, (title, values) in zip(panels, heights.items(), strict=True):
             axes.set_title(title, loc="left", fontweight="bold")
-            bars = axes.bar([*rows], values, 0.38, color=color, label=on)
-            axes.bar_label(bars, [f"{each:.3g}" if each else "-" for each in values], padding=2, fontsize=8)
+            axes.bar([*rows], values, 0.38, color=color, label=on)
             names = [NAMES[each].replace(", ", "\n") for each in shown]
             axes.set_xticks([k + 0.2 for k in range(len(shown))], names)
-        for x, row in rows.items():
-            panels[0].plot([x, x], row.interval_ms or (row.step_ms, row.step_ms), color=LIGHT.ink)
+            axes.margins(y=0.14)  # the room of a figure above the highest bar
+            for (x, row), value in zip(rows.items(), values, strict=True):
+                interval = (axes is panels[0] and row.interval_ms) or (value, value)
+                axes.plot([x, x], interval, color=LIGHT.ink)
+                axes.annotate(
+                    f"{value:.3g}" if value else "-", (x, max(value, interval[1])), xytext=(0, 3),
+                    textcoords="offset points", ha="center", fontsize=7.5,
+                )  # fmt: skip
     lower.set_title("FP16: loss scales while training", loc="left", fontweight="bold")
     if history := derived.history:
         steps = [change[0] for change in history.changes] + [history.steps + 1]
@@ -640,7 +635,7 @@ def _draw_figure(file: File, derived: Precisions) -> Any:
             lower.step(steps, [*scales, scales[-1]], where="post", color=color, label=label)
         lower.set_yscale("log", base=2)
         lower.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
-        lower.legend(frameon=False)
+        lower.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0)
     for axes in figure.axes:
         drawing.clear_axes(axes)
     facts, work = file.machine, file.workload or {}

@@ -432,7 +432,7 @@ def test_a_cuda_graph_replays_with_new_inputs(case):
         inputs[0].mul_(-0.5)
     graph.replay()
     for a, b in zip(got, run(reference), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-2)
+        torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.gpu
@@ -449,5 +449,6 @@ def test_at_the_sizes_of_the_model(case, layout, channels, dtype):
             values_and_grads(*x) for x in ((fused, inputs), (reference, inputs), (reference, exact))
         )
     for a, as_plain, b in zip(got, plain, want, strict=True):
-        bound = max(0.05, 1.5 * error(as_plain, b)) if dtype is torch.bfloat16 else 2e-3
+        coarse = 0.05 if b.numel() > 64 else 0.25  # a few sums may all cancel
+        bound = max(coarse, 1.5 * error(as_plain, b)) if dtype is torch.bfloat16 else 2e-3
         assert error(a, b) < bound or not b.any()

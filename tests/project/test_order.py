@@ -12,6 +12,7 @@ ORDER = (
     "images",
     "stats",
     "receipts",
+    "watch",
     "rungs",
     "plan",
     "results",

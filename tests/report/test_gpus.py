@@ -1,12 +1,14 @@
 """The picture that compares GPUs: a bar a GPU in each rung, the article's beside them, and a whole training's hours."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 
 from ladder.core.plain import Fields
 from ladder.publish import gallery
 from ladder.report import gpus
+from ladder.show.themes import LIGHT
 from tests.report.test_chart import check_layout, full, lay_out
 from tests.report.test_drawing import git
 from tests.support import made_up, two_clocks
@@ -57,6 +59,20 @@ def test_no_text_overlaps_another_or_leaves_the_picture(make):
     figure, texts = drawn(make())
     assert figure.bbox.width * 160 / figure.dpi <= 1600
     check_layout(figure, texts)
+
+
+def test_the_staircase_of_one_gpu_has_figures_that_no_line_crosses():
+    pair = one()[0]
+    machine = gpus.read_machine(
+        *pair
+    )  # and the article's steps a little shorter: an outline ends inside its bar
+    rows = [replace(row, article_ms=0.93 * row.step_ms) for row in machine.shown.rows]
+    machine = replace(machine, shown=replace(machine.shown, rows=rows))
+    figure, texts = lay_out(lambda: gpus.draw_hero(machine, 203.0, LIGHT))
+    check_layout(figure, texts)
+    bars = [bar.get_window_extent() for bar in figure.axes[0].patches]
+    for edge, y0, y1 in ((x, bar.y0, bar.y1) for bar in bars for x in (bar.x0, bar.x1)):
+        assert not [t for t, box in texts if box.x0 < edge < box.x1 and box.y0 < y1 and box.y1 > y0]
 
 
 def test_each_rung_has_a_bar_for_each_gpu_and_one_for_the_article():

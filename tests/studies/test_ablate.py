@@ -264,6 +264,8 @@ def test_a_ladder_is_taken_apart_on_a_cpu(least, tmp_path, kept_servers):
 def test_one_process_takes_all_subsets_and_fresh_ones_the_repeats(least, fake, tmp_path):
     assert call("ablate", *least).exit_code == 0
     assert fake[1:] == ["process 0"] * 4 + ["process 1", "process 2", "process 3"]
+    (path,) = (tmp_path / "out").glob("*.json")
+    assert str(tmp_path) not in path.read_text()  # no path of the workload, of the ladder, or of images
 
 
 def test_a_subset_that_fails_has_a_reason_and_is_tried_again(least, fake, tmp_path, monkeypatch):

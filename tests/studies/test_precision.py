@@ -17,6 +17,7 @@ from ladder.results import store
 from ladder.studies import batch_search, frame, precision
 from ladder.studies.precision import STUDY, Observed, Options
 from stylegan_lite.config import Workload
+from tests.report.test_chart import check_layout, lay_out
 from tests.studies.test_contract import read
 from tests.support import servers
 from tests.support.rung_steps import small
@@ -109,6 +110,21 @@ def test_claims_follow_from_the_samples():
     assert claims["memory", "fp16", "fp32"].ours == pytest.approx(sizes["fp16"] / sizes["fp32"])
     assert claims["batch", "fp16", "fp32"].ours == pytest.approx(672 / 352)
     assert claims["batch", "bf16", "fp32"].ours is None  # its search was cut short
+
+
+def test_no_figure_of_the_chart_lies_on_another_or_on_an_interval():
+    _, file = read("precision")
+    figure, texts = lay_out(lambda: precision._draw_figure(file, STUDY.derive(file)))
+    panels = figure.axes[1:]
+    names = {each.get_text() for axes in panels for each in (*axes.texts, axes.title)}
+    texts = [(text, box) for text, box in texts if text in names]
+    check_layout(figure, texts)
+    bars = [line for axes in panels for line in axes.lines]
+    intervals = [line for line in bars if len({*line.get_ydata()}) == 2]
+    assert intervals, "a chart without intervals proves nothing"
+    for line in intervals:
+        (x, low), (_, high) = line.get_transform().transform(line.get_xydata())
+        assert not [text for text, box in texts if box.x0 <= x <= box.x1 and box.y0 < high and box.y1 > low]
 
 
 @pytest.mark.parametrize(

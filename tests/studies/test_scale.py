@@ -17,6 +17,7 @@ from ladder.engine.groups import Group
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.machine import system
 from ladder.plan import needs
+from ladder.receipts.traces import describe_lateness, list_collectives
 from ladder.studies import frame
 from ladder.studies.scale import STUDY, count_gpus, measure
 from ladder.studies.scale.record import WAYS, derive_points, list_points, list_short
@@ -137,6 +138,77 @@ def test_several_gpus_beside_themselves_have_no_efficiency(data):
     assert column["top", "weak", 2] is None and column["top", "weak", 4] > 0.9
 
 
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+US = 1000  # ns
+
+
+def make_trace(begins, ends, work, clock):
+    """Return the GPU events of a rank: its all-reduces and other kernels (name, begin, end), in us of its own clock."""
+    kernels = [*((NCCL, *span) for span in zip(begins, ends, strict=True)), *work]
+    return [(name, True, 7, clock + begin * US, clock + end * US) for name, begin, end in kernels]
+
+
+class TracedGroup:
+    """Two ranks after a profiled cycle of two all-reduces, each with a clock of its own.
+
+    Rank 1 comes 700 us late to the first: its GPU has computed for 100 us of them. Rank 0 is 50 us late to the other.
+    """
+
+    TRACES = (
+        make_trace([100, 1250], [850, 1300], [("conv", 0, 90), ("multi_tensor_apply", 1150, 1250)], 0),
+        make_trace([800, 1200], [850, 1300], [("cudnn_fprop", 100, 200), ("gemm", 60, 100)], 10**9),
+    )
+
+    def __init__(self, ranks=2):
+        self.ranks = ranks
+
+    def record(self):
+        return [{"cycles": None, "collectives": list_collectives(each)} for each in self.TRACES[: self.ranks]]
+
+    def call(self, do, part, each):
+        assert (do, part) == ("profile", "late")
+        return [describe_lateness(trace, **own) for trace, own in zip(self.TRACES, each, strict=True)]
+
+
+def test_waiting_and_transfer_stand_apart_and_the_late_rank_is_named_with_what_it_did(data):
+    """A kernel of NCCL lasts from a rank's own coming to the end of all: 750 us here are 50 of transfer."""
+    group = TracedGroup()
+    seen = measure.find_waiting(group, group.record())
+    ms = 1 / 16 / 1000  # of a step, for each us of a cycle
+    assert seen["transfer_ms"] == pytest.approx((50 + 50) * ms)
+    first, last = seen["late"]
+    assert (first.rank, first.waited_ms, first.busiest) == (
+        0,
+        pytest.approx(50 * ms),
+        "optimizer and foreach",
+    )
+    assert (last.rank, last.waited_ms, last.busiest) == (1, pytest.approx(700 * ms), "convolution, forward")
+    assert first.idle_ms == 0 and last.idle_ms == pytest.approx(600 * ms)
+    for run in point_of(data, "ddp, weak, 2")["runs"]:
+        run |= {
+            "transfer_ms": seen["transfer_ms"],
+            "late": [msgspec.to_builtins(each) for each in seen["late"]],
+        }
+    file = read(data)
+    assert list(STUDY.list_problems(file)) == []
+    (row,) = next(t for t in STUDY.list_tables(file) if t.columns[4].title == "waiting ms").rows
+    assert row[:3] == ["ddp", "weak", 2] and row[4] == pytest.approx(750 * ms)
+    assert row[6] == "rank 1" and row[7] == pytest.approx(700 * ms)
+    assert "86% idle" in row[8] and "convolution, forward" in row[8]
+    whole = next(iter(STUDY.list_tables(file)))
+    cells = {tuple(each[:3]): each[8:10] for each in whole.rows}
+    assert cells["ddp", "weak", 2] == [None, None]  # as one figure, waiting would look like communication
+    assert None not in cells["top", "weak", 2]  # older: shows what it did
+
+
+def test_ranks_whose_collectives_do_not_match_and_one_rank_alone_have_no_split():
+    replies = TracedGroup().record()
+    replies[1]["collectives"].pop()
+    assert measure.find_waiting(TracedGroup(), replies) == {}
+    assert measure.find_waiting(TracedGroup(1), TracedGroup(1).record()) == {}
+    assert measure.find_waiting(TracedGroup(), [{"cycles": None}] * 2) == {}  # without NCCL
+
+
 def test_one_point_of_too_few_generations_is_named_with_its_gpus(data):
     data["observed"]["top, weak, 4"]["runs"].pop()
     points = [point for point in derive_points(read(data)) if point.scaling == "weak"]
@@ -149,12 +221,17 @@ def point_of(data, key="top, weak, 2"):
     return data["observed"][key]
 
 
+LATE = {"rank": 0, "waited_ms": 2.0, "idle_ms": 1.0}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda data: point_of(data).update(runs=[]), "ok without a run"),
         (lambda data: point_of(data).update(status="failed"), "failed with a run"),
         (lambda data: point_of(data)["runs"][1].update(generation=0), "a generation is there twice"),
+        (lambda data: point_of(data)["runs"][0].update(late=[LATE | {"idle_ms": 3.0}]), "idle 3 of 2 ms"),
+        (lambda data: point_of(data)["runs"][0].update(late=[LATE | {"rank": 2}]), "rank 2 of 2"),
         (lambda data: point_of(data)["runs"][0].update(samples_ms=[0.05]), "faster than this machine can compute"),
         (lambda data: data["cases"]["top, weak, 2"].update(batch=256), "batch 256, expected 64"),
         (lambda data: data["cases"]["top, strong, 2"].update(batch=64), "more than one total batch"),
@@ -261,8 +338,10 @@ def test_every_way_trains_on_two_gpus(way, tmp_path, kept_servers):
             assert group.cycle() > 0
             group.call("finish", main=False, lazy=False)
             group.call("profile", part="load")
-            found = measure.find_communication(group.call("profile", part="record"))
+            profiled = group.call("profile", part="record")
+            found = measure.find_communication(profiled) | measure.find_waiting(group, profiled)
             assert found["gpu_ms"] > 0 and (case.processes == 1 or found["comm_ms"] > 0)
+            assert case.processes == 1 or 0 < found["transfer_ms"] <= found["comm_ms"] + 0.001
             group.call("trace")
             rung = {"flat-top": "flat_reduce", "top": "captured_reduce"}.get(way, WAYS[way][1])
             receipt = [each["receipts"][rung] for each in group.call("receipts", rungs=[rung])][-1]

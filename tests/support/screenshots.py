@@ -29,11 +29,9 @@ def main() -> None:
             visit(browser, f"reports/{REPORT}.html")
             save(browser, f"report-{theme}", 1240)
         look(browser, "light")
-        visit(browser, "index.html")
-        history = browser.execute_script(
-            "const box = document.querySelector('#history').getBoundingClientRect(); return [box.top, box.height]"
-        )
-        save(browser, "site-history", min(history[1] + 40, 900), history[0] - 20)
+        for name, page in (("history", "history-nvidia-h200"), ("slower", "history")):
+            visit(browser, f"{page}.html")
+            save(browser, f"site-{name}", 1000)
 
 
 def visit(browser: Any, page: str) -> None:
@@ -43,8 +41,8 @@ def visit(browser: Any, page: str) -> None:
     until(browser, "[...document.images].every((each) => each.complete)", "a picture is missing")
 
 
-def save(browser: Any, name: str, height: float, top: float = 0) -> None:
-    clip = {"x": 0, "y": top, "width": 1400, "height": height, "scale": 1}
+def save(browser: Any, name: str, height: float) -> None:
+    clip = {"x": 0, "y": 0, "width": 1400, "height": height, "scale": 1}
     taken = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
     picture = Image.open(io.BytesIO(base64.b64decode(taken["data"]))).convert("RGB")
     picture.quantize(128, dither=Image.Dither.NONE).save(IMAGES / f"{name}.png", optimize=True)

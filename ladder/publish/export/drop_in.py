@@ -14,7 +14,7 @@ PACKAGE = "_ladder_ops"  # beside the drop-in files, imported from there
 OPS = ("bias_act", "conv2d", "conv_transpose2d", "upfirdn2d")  # that the drop-in files call
 TOP, FOLDER = "torch_utils", "ops"
 HERE = Path(__file__).parent / "nvidia"
-REPLACED = ("bias_act", "conv2d_gradfix", "conv2d_resample", "fma", "upfirdn2d")
+REPLACED = ("bias_act", "conv2d_gradfix", "conv2d_resample", "fma", "grid_sample_gradfix", "upfirdn2d")
 SHARED = "prepared"  # goes into the package
 PAGE = """# Ops in place of NVIDIA's
 
@@ -26,6 +26,8 @@ arguments and results of the files in `torch_utils/ops` of NVIDIA's stylegan3 an
 stylegan2-ada-pytorch. They were written anew and contain no code of NVIDIA's. Copy `torch_utils` over a clone's:
 
     cp -r torch_utils CLONE/
+
+To undo, run `git checkout torch_utils; rm -r torch_utils/ops/_ladder_ops` in the clone.
 
 They need Python 3.10 and PyTorch {pytorch} or newer. The `environment.yml` of a clone is older. Nothing is built: the
 ops run as Triton kernels on a CUDA GPU (Triton {triton} or newer), and as plain PyTorch everywhere else and with
@@ -83,5 +85,5 @@ def refuse_patched(clone: Path) -> None:
         if path.is_file() and f"from .{PACKAGE}" in path.read_text(encoding="utf-8", errors="replace"):
             raise UserError(
                 f"{clone}: {TOP}/{FOLDER}/{name}.py comes from `ladder export`, and would be measured as the clone's"
-                f" own: run `git checkout {TOP}` there, or give another clone"
+                f" own: run `git checkout {TOP}; rm -r {TOP}/{FOLDER}/{PACKAGE}` there, or give another clone"
             )

@@ -12,7 +12,7 @@ import itertools
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,21 +119,36 @@ def screen(
     return sorted(steps, key=lambda s: (ORDER.index(s.status), place[s.bad], -s.share)), lines
 
 
-def find_steps(one: Series, place: dict[str, int], threshold: float = THRESHOLD) -> list[Step]:
+def find_steps(one: Series, place: Mapping[str, int], threshold: float = THRESHOLD) -> list[Step]:
     """Return the upward steps of a series that explain why its latest level is worse than its best."""
-    from asv.step_detect import detect_regressions, detect_steps
+    from asv.step_detect import detect_regressions
 
-    commits = sorted((commit for commit in one.values if commit in place), key=place.__getitem__)
-    if len(commits) < 2:
-        return []
-    values, weights = ([each[commit] for commit in commits] for each in (one.values, one.weights))
-    *_, regressions = detect_regressions(detect_steps(values, weights), threshold)
+    commits, levels = _detect_levels(one, place)
     steps = []
-    for before, after, was, now in regressions or []:
+    for before, after, was, now in detect_regressions(levels, threshold)[2] or []:
         good, bad = commits[before], commits[after]
         between, rooted = place[bad] - place[good] - 1, place[good] == 0
         steps.append(Step(one, good, bad, now / was - 1, between, rooted))
     return steps
+
+
+def find_changes(one: Series, place: Mapping[str, int]) -> list[tuple[str, str, float]]:
+    """Return (commit before, commit, share) of each change of a series' level by THRESHOLD, up or down."""
+    commits, levels = _detect_levels(one, place)
+    return [
+        (commits[before[1] - 1], commits[after[0]], after[2] / before[2] - 1)
+        for before, after in itertools.pairwise(levels)
+        if abs(after[2] / before[2] - 1) >= THRESHOLD
+    ]
+
+
+def _detect_levels(one: Series, place: Mapping[str, int]) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Return a series' commits in order, and its levels: the first place, that behind the last one, the value."""
+    from asv.step_detect import detect_steps
+
+    commits = sorted((commit for commit in one.values if commit in place), key=place.__getitem__)
+    values, weights = ([each[commit] for commit in commits] for each in (one.values, one.weights))
+    return commits, detect_steps(values, weights) if len(commits) > 1 else []
 
 
 def _settle(

@@ -10,13 +10,12 @@ import itertools
 import math
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ladder.core.text import clean_line, make_slug
-from ladder.plan import catalog
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.validation import asv_files
 
@@ -28,7 +27,7 @@ SOFTWARE = ("torch", "triton", "cuda", "python", "cudnn", "driver")
 GPU_SOFTWARE = ("torch", "cuda", "cudnn", "driver")
 STEP_TIME = re.compile(r"(?:.*\.)?samples_(step|gpu)_time")  # what bench-compare measures too
 _TYPED = re.compile(r"[A-Za-z0-9_.,'() -]{1,140}")  # may stand in a command that somebody copies into a shell
-_UNCOMMITTED = "tree"  # a series of the working tree with changes: nobody can look up what it measured
+UNCOMMITTED = "tree"  # a series of the working tree with changes: nobody can look up what it measured
 
 
 @dataclass
@@ -97,42 +96,6 @@ class Series:
         return re.sub(r"([().])", r"\\\1", full) if _TYPED.fullmatch(full) else None
 
 
-@dataclass(frozen=True)
-class Point:
-    """A machine at a commit with a set of libraries: milliseconds a step by rung."""
-
-    machine: str
-    facts: tuple[tuple[str, str], ...]  # asv's parameters: gpu, cpu, torch, ...
-    commit: str
-    workload: str
-    ms: tuple[tuple[str, float], ...]  # in the order of the ladder
-    conditions: Mapping[asvnotes.Condition, str] = field(default_factory=dict, hash=False)
-
-    @property
-    def name(self) -> str:
-        """Return the name of the GPU; where there is none, of the CPU or the machine."""
-        facts = dict(self.facts)
-        gpu = facts.get("gpu", "none")
-        return gpu if gpu != "none" else facts.get("cpu") or self.machine
-
-    @property
-    def software(self) -> tuple[str, ...]:
-        facts = dict(self.facts)
-        return tuple(f"{name} {facts[name]}" for name in SOFTWARE if facts.get(name))
-
-
-@dataclass(frozen=True)
-class Step:
-    """The highest rung that a commit has a time of."""
-
-    commit: str
-    rung: str
-    ms: float
-    software: tuple[str, ...]
-    whole: bool = True  # not where an earlier commit has a higher rung: then this one's were not measured yet
-    marks: tuple[str, ...] = ()  # "cuDNN 9.19.0 -> 9.20.1", since the step before with the same software
-
-
 def _list_values(result: Any, benchmark: str) -> Iterator[tuple[tuple[str, ...], float, float | None]]:
     """Yield the parameters as asv writes them, the positive number and its weight of each combination that has one."""
     from asv import _stats
@@ -194,53 +157,10 @@ def _find_gpu_facts(
     return {name: clean_line(value) for name, value in known.items()}
 
 
-def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
-    """Return every time of a rung in a folder of accepted results (`validate.accept_asv`).
-
-    Args:
-        benchmark: STEP for wall time, by machine. GPU_STEP for GPU time: hosts with one GPU and one software are one.
-    """
-    times: dict[tuple[Any, ...], dict[str, Series]] = {}
-    for one in read(accepted):
-        is_committed = one.facts.get("machine") and _UNCOMMITTED not in one.facts
-        if one.benchmark == benchmark and one.rung and is_committed:
-            workload, rung = one.rung
-            for commit in one.values:
-                times.setdefault((tuple(sorted(one.facts.items())), commit, workload), {})[rung] = one
-    height, every = _heights(), []
-    for (facts, commit, workload), series in times.items():
-        rungs = sorted(series, key=lambda rung: (height.get(rung, -1), rung))
-        ms = tuple((rung, 1000 * series[rung].values[commit]) for rung in rungs)
-        note = asvnotes.read_note(series[rungs[-1]].files[commit])
-        conditions = asvnotes.find_conditions(note, benchmark)
-        every.append(Point(dict(facts)["machine"], facts, commit, workload, ms, conditions))
-    return every
-
-
-def history(every: Iterable[Point], revisions: Mapping[str, int]) -> dict[tuple[str, str], list[Step]]:
-    """Return the highest rung of each commit on the branch, oldest first, by (machine, workload).
-
-    A history with a picture goes before one of a single commit. The machines of a workload stand together. Steps that
-    were measured in part, by the order of the ladder as it is now, are marked, and those with another driver or cuDNN.
-    """
-    by_line: dict[tuple[str, str], list[Point]] = {}
-    for point in every:
-        if point.commit in revisions:
-            by_line.setdefault((point.machine, point.workload), []).append(point)
-    height = _heights()
-    histories = {}
-    for key in sorted(by_line, key=lambda key: (len(by_line[key]) == 1, key[::-1])):
-        reached: dict[tuple[str, ...], int] = {}
-        before: dict[tuple[str, ...], Mapping[asvnotes.Condition, str]] = {}
-        histories[key] = []
-        for point in sorted(by_line[key], key=lambda each: (revisions[each.commit], each.software)):
-            (rung, ms), software = point.ms[-1], point.software
-            at, most = height.get(rung, -1), reached.get(software, -1)
-            reached[software] = max(at, most)
-            marks = asvnotes.list_excuses(before.get(software, {}), point.conditions)
-            before[software] = {**before.get(software, {}), **point.conditions}
-            histories[key].append(Step(point.commit, rung, ms, software, at >= most, marks))
-    return histories
+def list_software(one: Series) -> tuple[str, ...]:
+    """Return the libraries that a series was measured with: "torch 2.11.0", "cuda 13.0"."""
+    names = GPU_SOFTWARE if one.is_gpu else SOFTWARE
+    return tuple(f"{name} {one.facts[name]}" for name in names if one.facts.get(name))
 
 
 def _unquote(value: str) -> str:
@@ -249,8 +169,3 @@ def _unquote(value: str) -> str:
         return clean_line(ast.literal_eval(value))
     except (ValueError, SyntaxError):
         return clean_line(value)
-
-
-def _heights() -> dict[str, int]:
-    """Return the place of each rung in the ladder `full`; a rung that has left it stands below."""
-    return {step.name: place for place, step in enumerate(catalog.load_ladder("full").rungs)}

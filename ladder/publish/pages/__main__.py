@@ -43,7 +43,7 @@ def render_machine(committed: Committed, machine: str) -> str:
     blocks = [
         f"{NOTICE}# Results of the {escape_markdown(name_gpu(runs))}\n",
         "Each table comes from a complete run of three generations or more. [Results](results.md) explains how to\n"
-        "read the rows, and the [glossary](glossary.md) defines the terms.\n",
+        "read the rows, and the [glossary](glossary.md) defines the terms and names the article.\n",
     ]
     ladders = sorted({key[2] for key in runs}, key=lambda name: (name != ARTICLE, name != FULL, name))
     for ladder in ladders:
@@ -115,6 +115,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "passes": tables.render_passes,
     "rungs": tables.render_run,
     "targets": tables.render_targets,
+    "usual": tables.render_usual,
     "upstream": tables.render_files("upstream", slice(2)),
 }
 

@@ -32,18 +32,6 @@ class Committed:
     def __init__(self, root: Path) -> None:
         self.root = root / "results"
 
-    def read(self, name: str) -> Plain:
-        """Return the data of one result file.
-
-        Raises:
-            UserError: the file is missing, holds no result, or must not be quoted.
-        """
-        if not (path := self.root / name).is_file():
-            raise UserError(f"results/{name} is not among the committed results")
-        if reason := find_shortfall(data := results.read(path)):
-            raise UserError(f"results/{name} {reason}: no document may quote it")
-        return data
-
     def list_files(self, kind: str, pattern: str = "*") -> list[tuple[str, StudyFile[Any, Any, Any]]]:
         """Return the files of a study that may be quoted, with their paths; the pattern is of names without suffix."""
         study, files = frame.load_studies()[kind], []

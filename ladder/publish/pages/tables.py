@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ladder.core.errors import UserError
-from ladder.core.text import escape_markdown, format_factor, format_ms
+from ladder.core.text import escape_markdown, fine_factor, format_factor, format_ms
 from ladder.plan import modes
 from ladder.publish import gallery
 from ladder.publish.gallery import ARTICLE, FULL
@@ -333,6 +334,57 @@ def render_kernels(committed: Committed, machine: str) -> str:
     return render(make_table(columns, rows), [cases, describe_lack(derived), link_page("every shape", name)])
 
 
+# --- usual advice -----------------------------------------------------------------------------------------------------
+
+
+H100, H200 = "nvidia-h100-80gb-hbm3", "nvidia-h200"
+# Advice on faster training, its usual figure and the bounds of that: times faster, or what is left of the memory; what
+# it is about, and the rung that judges it beside the rung above.
+USUAL = (
+    ("BF16 after TF32 convolutions", "2x", (2, 2), "GPU work", f"{H200}/article/article", "bf16"),
+    ("BF16 after TF32 convolutions", "half", (0.5, 0.5), "memory", f"{H200}/article/article", "bf16"),
+    ("`cudnn.benchmark`", "5 to 20%", (1.05, 1.2), "GPU work", f"{H100}/article/cudnn_benchmark", "cudnn_benchmark"),
+    ("fused Adam", "10 to 15% faster", (1.1, 1.15), "optimizer", f"{H200}/article/full", "fused_adam"),
+    ("`torch.compile`", "20 to 70%", (1.2, 1.7), "GPU work", f"{H200}/article/compile_default", "compile"),
+    ("checkpointing", "half", (0.5, 0.5), "memory", f"{H100}/article-b32/memory", "checkpointing"),
+    ("checkpointing", "10% slower", (1 / 1.1, 1 / 1.1), "step", f"{H100}/article-b32/memory", "checkpointing"),
+    ("accumulating in two parts", "", None, "memory", f"{H100}/article-b32/accumulation", "accumulate_2"),
+    ("pinned memory, workers", "", None, "step", f"{H200}/article/article", "data_loading"),
+)  # fmt: skip
+
+
+def render_usual(committed: Committed) -> str:
+    """Return usual advice beside what committed results show of it, or the command that would show it."""
+    rows = []
+    for words, figure, usual, quantity, run, name in USUAL:
+        here, judged, place = "no complete run", "", f"`ladder run --ladder {run.rpartition('/')[2]}`"
+        if result := committed.best.get((*run.split("/"), modes.CUMULATIVE)):  # type: ignore[arg-type]
+            timed = list_timed(result)
+            at = [row.name for row in timed].index(name)
+            before, after = (read_quantity(row, quantity) for row in timed[at - 1 : at + 1])
+            ratio = after / before if quantity == "memory" else before / after
+            here, judged = fine_factor(ratio), judge_usual(ratio, usual)
+            place = link("table", committed.find_chart(result))
+        rows.append((words, figure, quantity, here, judged, place))
+    titles = ("advice", "usually", "of", "here", "judged", "from")
+    return render(make_table([(title, "markdown") for title in titles], rows))
+
+
+def read_quantity(row: Row, quantity: str) -> float:
+    """Return a rung's ms of the step, of its GPU work or of the optimizer's kernels, or GiB; NaN without it."""
+    profile, gpu = parts.parts_of(row.rung), row.gpu.ms if row.gpu else None
+    own = profile.shown["optimizer"].ms if profile else None
+    return {"step": row.step_ms, "GPU work": gpu, "memory": row.allocated, "optimizer": own}[
+        quantity
+    ] or math.nan
+
+
+def judge_usual(ratio: float, usual: tuple[float, float] | None) -> str:
+    """Return whether a ratio has the usual effect within a tenth: "holds", "less" or "more"; "" without a figure."""
+    effects = sorted((ratio - 1) / (each - 1) for each in usual or ())
+    return "" if not effects else "less" if effects[-1] < 0.9 else "more" if effects[0] > 1.1 else "holds"
+
+
 # --- targets ----------------------------------------------------------------------------------------------------------
 
 
@@ -414,11 +466,6 @@ def list_targets(committed: Committed) -> list[tuple[str, str, str]]:
         "`bias_act`, `modulate`, `upfirdn2d` at 128x128 and 256x256: at least 85% of a copy of the same bytes"
     )
     add(goal, seen, place, "ladder kernels")
-
-    path = "asv-overhead/amd-epyc.json"
-    data = committed.read(path)
-    place = f"{link_page('file', path)}, {data['machine']['cores']} CPU cores; not measured on the H200"
-    add("`asv`: at most 3 s for each commit besides measuring", f"{data['overhead_s']:.2f} s", place, "")
     return rows
 
 

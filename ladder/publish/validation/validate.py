@@ -30,7 +30,6 @@ from ladder.core.plain import Plain
 from ladder.core.records import (
     Record,
     describe_value,
-    number_between,
     read_record,
     size_between,
     text_matching,
@@ -58,7 +57,6 @@ _FOLDER = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 ShortLine = Annotated[str, text_matching(r"[ -~]{1,300}", "a line of at most 300 printable ASCII characters")]
 Cell = bool | r.Real | ShortLine | None
 Cells = dict[r.Identifier, Cell]
-Difference = Annotated[float, number_between(-1e6, 1e6)]  # of times, possibly negative
 CheckKind = Literal["faults", "hostile", "planted-bugs", "sabotaged-rungs"]
 
 
@@ -71,20 +69,6 @@ class Checked(Record, kw_only=True):
     what: CheckKind
     machine: Machine
     rows: Annotated[list[Cells], size_between(10_000)]
-
-
-class AsvOverhead(Record, kw_only=True):
-    """What asv costs for each commit."""
-
-    schema: Literal[1]
-    commit: r.Commit | None = None
-    dirty: bool | None = None
-    kind: Literal["asv overhead"]
-    machine: dict[r.Identifier, r.Count | r.Text | None]
-    commits: r.Count
-    overhead_s: Difference
-    once_s: Difference
-    rows: Annotated[list[dict[r.Identifier, Difference | list[r.Seconds]]], size_between(100)]
 
 
 class _Cpu(Record):
@@ -141,7 +125,6 @@ def _list_cautions(record: Any) -> list[str]:
 
 
 CHECKS = (
-    Kind("asv overhead", AsvOverhead, _find_misnamed, _list_cautions),
     Kind(BENCHMARKS, Benchmarked, _find_misnamed, _list_cautions),
     *(Kind(what, Checked, _find_misnamed, _list_cautions) for what in CheckKind.__args__),  # type: ignore[attr-defined]
 )

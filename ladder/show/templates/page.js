@@ -18,6 +18,27 @@
         closed.forEach(function (each) { each.open = false; });
     });
 
+    var boxes = Array.prototype.slice.call(document.querySelectorAll('.scroll'));
+    var mark = function () {
+        boxes.forEach(function (each) { each.classList.toggle('cut', each.scrollWidth > each.clientWidth + 1); });
+    };
+    mark();
+    window.addEventListener('resize', mark);
+    document.addEventListener('toggle', mark, true);
+
+    document.querySelectorAll('[data-since]').forEach(function (input) {
+        var show = function () {
+            var times = Array.prototype.slice.call(input.closest('section').querySelectorAll('tbody time')), shown = 0;
+            times.forEach(function (each) {
+                each.closest('tr').hidden = each.textContent < input.value;
+                shown += each.textContent < input.value ? 0 : 1;
+            });
+            input.closest('p').querySelector('output').textContent = shown + ' of ' + times.length;
+        };
+        input.addEventListener('input', show);
+        show();
+    });
+
     document.querySelectorAll('[data-file]').forEach(function (button) {
         button.addEventListener('click', function () {
             var name = button.dataset.file, data = JSON.parse(document.getElementById('data').textContent);

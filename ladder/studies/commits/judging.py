@@ -62,13 +62,8 @@ def find_difference(of: Quantity, rung: str) -> Difference | None:
     """
     base, twin, head = (f"{rung} {side}" for side in (BASE, TWIN, HEAD))
     firsts, seconds = of.paired(base, head), of.paired(twin, head)
-    if len(firsts) < LEAST_ROUNDS:
-        return None
-    group = of.group(head)
-    of_kind = None if group.odd & {base, twin, head} else group
-    return nested.average_differences(
-        [(firsts[number] + seconds[number]) / 2 for number in firsts], of_kind, 1.5
-    )
+    means = [(firsts[number] + seconds[number]) / 2 for number in firsts]
+    return nested.average_differences(means, {base, twin, head}, of.group(head), 1.5)
 
 
 def decide(of: Quantity, rungs: Iterable[str]) -> dict[str, Answer]:

@@ -31,7 +31,7 @@ from torch import Tensor
 from ladder.core.errors import format_error, one_line, raise_if_environment
 from ladder.receipts.watch import intercept_launches
 from ladder.studies.kernelbench.cases import DIRECTIONS, Case, parse_case
-from ladder.studies.kernelbench.timing import COLD, EVENTS, GRAPH, HOT, Call, Cuda, Timer
+from ladder.studies.kernelbench.timing import COLD, EVENTS, GRAPH, HOST, HOT, Call, Cuda, Timer
 
 Functions = dict[str, Callable[..., Any]]  # by contender
 Expected = dict[str, list[Tensor | None]]  # plain PyTorch's results by direction
@@ -57,7 +57,9 @@ class Row:
     bytes: int | None
     moved: int  # sets the number of buffers; a double backward uses the backward's
     method: str | None = None
-    samples_us: dict[str, dict[str, list[float]]] = field(default_factory=lambda: {COLD: {}, HOT: {}})
+    samples_us: dict[str, dict[str, list[float]]] = field(
+        default_factory=lambda: {COLD: {}, HOT: {}, HOST: {}}
+    )
     captured: dict[str, int] = field(default_factory=dict)  # calls in the graph of "cold ours"
     way: tuple[int, int] | None = None  # the fastest way to copy the yardstick
     reasons: dict[str, str] = field(default_factory=dict)
@@ -157,7 +159,7 @@ class Bench:
 
     def _repeat(self, row: Row, functions: Functions, repeat: int) -> None:
         """Add one value for every contender, in random order. The first repeat chooses the method for all of them."""
-        for temperature in (COLD, HOT) if repeat < HOT_REPEATS else (COLD,):
+        for temperature in (COLD, HOT, HOST) if repeat < HOT_REPEATS else (COLD,):
             values = self._time_all(row, functions, temperature)
             if row.method is None and values:
                 row.method = EVENTS if min(values.values()) >= self.timer.rules.long_s else GRAPH
@@ -190,7 +192,10 @@ class Bench:
         sets = self.timer.sets(row.moved, temperature)
         if name != COPY:
             function = functions[OURS if name == TWIN else name]
-            calls = [call_of(row.case, row.direction, function, self.gpu.name) for _ in range(sets)]
+            as_trained = temperature == HOST
+            calls = [
+                call_of(row.case, row.direction, function, self.gpu.name, as_trained) for _ in range(sets)
+            ]
             return self._time_calls(row, name, calls, temperature)
         seconds = {}
         for way in [row.way] if row.way else WAYS:
@@ -205,6 +210,8 @@ class Bench:
         for call in {calls[0], calls[-1]}:
             call()
         self.gpu.synchronize()
+        if temperature == HOST:
+            return self.timer.host(calls[0])
         if row.method == EVENTS:
             return self.timer.events(calls, temperature)
         key = f"{temperature} {name}"
@@ -248,13 +255,18 @@ def describe_failure(error: Exception) -> str:
 # --- the calls that are timed, the yardstick beside them, and the check of their results ------------------------------
 
 
-def call_of(case: Case, direction: str, function: Callable[..., Any], device: str) -> Call:
+def call_of(
+    case: Case, direction: str, function: Callable[..., Any], device: str, as_trained: bool = False
+) -> Call:
     """Return the timed call, on its own inputs. Backward passes are `autograd.grad` alone, over a kept graph.
 
     - forward: the call, with gradients on, so that it saves what its backward needs;
     - backward: gradients of all inputs that have one;
     - double backward: the second differentiation of R1 and path length. It differentiates the penalty's gradients by
       all inputs and by the incoming gradient.
+
+    as_trained: gradients reach `.grad` of the leaves, as in a training step. `autograd.grad` has a path of its own for
+    leaves, which takes the CPU longer.
     """
     inputs = case.tensors(device)
     if direction == "forward":
@@ -264,11 +276,22 @@ def call_of(case: Case, direction: str, function: Callable[..., Any], device: st
     ys = [results] if isinstance(results, Tensor) else list(results)
     gs = [random_like(y).requires_grad_(direction == "double backward") for y in ys]
     if direction == "backward":
+        if as_trained:
+            return lambda: run_backward(ys, gs, by)
         return lambda: torch.autograd.grad(ys, by, gs, retain_graph=True)
     through = [inputs[name] for name in case.entry.penalty]
     first = torch.autograd.grad(ys, through, gs, create_graph=True)
     along = [random_like(t) for t in first]
+    if as_trained:
+        return lambda: run_backward(first, along, [*by, *gs])
     return lambda: torch.autograd.grad(first, [*by, *gs], along, retain_graph=True, allow_unused=True)
+
+
+def run_backward(ys: Sequence[Tensor], gs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+    """Run a backward pass that leaves its gradients in `.grad`, which the next one replaces."""
+    for leaf in leaves:
+        leaf.grad = None
+    torch.autograd.backward(ys, gs, retain_graph=True)
 
 
 def random_like(t: Tensor) -> Tensor:

@@ -85,10 +85,11 @@ Captured = Annotated[
 
 
 class Samples(Record):
-    """Microseconds of one call by contender, a value for each repeat, with a cold and with a hot L2."""
+    """Microseconds of one call by contender, a value for each repeat: with a cold and a hot L2, and of the CPU."""
 
     cold: ByContender = {}
     hot: ByContender = {}
+    host: ByContender = {}
 
 
 class Launch(Record):
@@ -233,7 +234,7 @@ def derive_rows(file: File) -> list[Row]:
         noise = of.floors(count).get(KIND)
         derived = Row(
             **stored, case=key, against=against, share=share, floor=noise.floor if noise else None, verdict="",
-            us={"cold": summarize_all(cold), "hot": summarize_all(row.samples_us.hot)},
+            us={each: summarize_all(getattr(row.samples_us, each)) for each in Samples.__struct_fields__},
             sitting=began.index(sitting.started) if sitting else 0,
         )  # fmt: skip
         rows.append(msgspec.structs.replace(derived, verdict=judge_row(derived)))

@@ -151,7 +151,10 @@ ladder kernels --json > kernels.json
         return [title, f"{frame.describe_software(file)} {file.started}."]
 
     def list_tables(self, file: File) -> Iterable[Table]:
-        yield make_table(file, record.derive_rows(file))
+        rows = record.derive_rows(file)
+        yield make_table(file, rows)
+        if any(row.us["host"] for row in rows):
+            yield make_host_table(rows)
 
     def draw(self, file: File, kind: str) -> bytes:
         from ladder.report import drawing
@@ -266,7 +269,7 @@ def make_table(file: File, rows: Sequence[Row]) -> Table:
     for row in sorted(reached, key=lambda row: ops.index(row.op)):
         cold, hot = (
             [us[name].median if name in us else "n/a" if name in row.reasons else None for name in TIMED]
-            for us in row.us.values()
+            for us in (row.us["cold"], row.us["hot"])
         )
         share = row.share.get("ours")
         between = "{:.0%}-{:.0%}".format(*share.interval) if share and share.interval else None
@@ -293,6 +296,25 @@ def make_table(file: File, rows: Sequence[Row]) -> Table:
         *(f"{line} ({count} rows)" for line, count in missing.items()),
     ]
     return Table(COLUMNS, cells, "", [*filter(None, notes)])
+
+
+def make_host_table(rows: Sequence[Row]) -> Table:
+    """Return the CPU's time of a call of each op and direction, a median over shapes in the ladder's top setting."""
+    kinds: dict[tuple[str, str], list[dict[str, record.Summary]]] = {}
+    for row in rows:
+        if row.setting == 0 and "ours" in row.us["host"]:
+            kinds.setdefault((row.op, row.direction), []).append(row.us["host"])
+    cells: list[list[Any]] = []
+    for (op, direction), found in kinds.items():
+        us = [[each[name].median for each in found if name in each] for name in CONTENDERS]
+        ours, plain, compiled = (statistics.median(each) if each else None for each in us)
+        cells.append([op, direction, ours, plain, compiled, ours / plain if ours and plain else None])
+    columns = [Column("op"), Column("direction"), Column("ours us", "microseconds")]
+    columns += [
+        Column("plain us", "microseconds"), Column("compile us", "microseconds", 1), Column("of plain", "percent"),
+    ]  # fmt: skip
+    note = "microseconds of the CPU to issue one call, a median over shapes; the GPU's work is not waited for"
+    return Table(columns, cells, "The host's time", [note])
 
 
 def draw_figure(file: File, rows: Sequence[Row]) -> Any:

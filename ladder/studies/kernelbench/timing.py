@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Call = Callable[[], Any]
-COLD, HOT = "cold", "hot"
+COLD, HOT, HOST = "cold", "hot", "host"
 GRAPH, EVENTS = "graph", "events"
 
 
@@ -38,6 +38,7 @@ class Rules:
     replays: int = 3  # replays of one graph; the gap between two is the same for every contender
     long_s: float = 100e-6  # from this duration on a call has its own events
     evict: int = 3  # multiples of the L2 touched before a buffer is used again
+    host_calls: int = 24  # calls in a row for the time of the CPU; their launches fit into the GPU's queue
     calls: int = 12  # calls with their own events for one value, which is their median
     enough_s: float = 0.05  # total seconds that suffice; a slow alternative gets as few as three calls
     too_slow_s: float = 0.1  # a slower alternative is named and not repeated
@@ -54,7 +55,7 @@ class Timer:
 
     def sets(self, moved: int, temperature: str) -> int:
         """Return how many sets of buffers calls that move `moved` bytes must rotate over."""
-        if temperature == HOT:
+        if temperature != COLD:
             return 1
         needed = math.ceil(self.rules.evict * self.gpu.l2_bytes / max(1, moved)) + 1
         return min(self.rules.most_sets, max(2, needed))
@@ -103,6 +104,23 @@ class Timer:
         end.record()
         self.gpu.synchronize()
         return _positive(start.elapsed_time(end) / 1e3 / n / self.rules.replays)
+
+    def host(self, call: Call) -> float:
+        """Return the seconds that the CPU needs to issue a call, which begins on an idle GPU.
+
+        Without a GPU our kernels are left out: the interpreter would be timed.
+        """
+        from kernels.common import launches
+
+        way, launches.way = launches.way, launches.way if self.gpu.name == "cuda" else "none"
+        try:
+            begin = time.perf_counter()
+            for _ in range(self.rules.host_calls):
+                call()
+            return _positive((time.perf_counter() - begin) / self.rules.host_calls)
+        finally:
+            launches.way = way
+            self.gpu.synchronize()
 
     def events(self, calls: Sequence[Call], temperature: str) -> float:
         """Return the median seconds of a call, each between its own events."""

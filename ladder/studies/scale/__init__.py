@@ -140,6 +140,9 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
                 yield f"{key}: {each.status} {'with' if each.runs else 'without'} a run"
             if len({run.generation for run in each.runs}) < len(each.runs):
                 yield f"{key}: a generation is there twice"
+            for late in (late for run in each.runs for late in run.late):
+                if late.rank >= case.gpus or late.idle_ms > late.waited_ms:
+                    yield f"{key}: rank {late.rank} of {case.gpus}, idle {late.idle_ms:g} of {late.waited_ms:g} ms"
 
     def is_interrupted(self, file: File) -> bool:
         """Ways that lack generations are named: other ways of a result that was stopped are whole."""
@@ -177,11 +180,13 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
             f" {frame.describe_software(file)}",
             "A sample is the slowest rank's 16-step cycle. Efficiency is images a second and GPU, relative to the same"
             " way on the fewest GPUs: the median over generations, each paired. Communication is profiled: the least of"
-            " all ranks, and of what is exposed the most.",
+            " all ranks, and of what is exposed the most, waiting for another rank included.",
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
         yield make_table(file)
+        if late := make_late_table(file):
+            yield late
         rows = []
         for case, each in list_proofs(file):
             result = f"{each.describe_parity()}; engaged"
@@ -271,9 +276,35 @@ def make_table(file: File) -> Table:
         else:
             interval = None if point.low is None else (point.low, point.high)
             row += [point.step_ms, point.images_per_s, record.find_efficiency(point, points)]
-            row += [TOO_FEW if few else interval, point.comm_ms, point.exposed_ms, point.peak_bytes]
+            between = [None, None] if point.late else [point.comm_ms, point.exposed_ms]
+            row += [TOO_FEW if few else interval, *between, point.peak_bytes]
         rows.append(row)
-    return Table(columns, rows)
+    split = any(point.late for point in points) and all(row[8] is None for row in rows)
+    return Table(columns, rows).drop_columns(["communication ms", "exposed ms"] if split else [])
+
+
+def make_late_table(file: File) -> Table | None:
+    """Return transfer and waiting apart, and who came last; None of files that do not hold it."""
+    columns = [
+        Column("way"), Column("scaling"), Column(name_ranks(file), "count"), Column("transfer ms", "ratio"),
+        Column("waiting ms", "ratio"), Column("exposed ms", "ratio", 2), Column("latest rank"),
+        Column("waited for it ms", "ratio"),
+        Column("its GPU meanwhile", priority=1),
+    ]  # fmt: skip
+    rows = []
+    for point in record.derive_points(file):
+        if point.late:
+            latest, waiting = point.late[0], sum(each.waited_ms for each in point.late)
+            row = [point.way, point.scaling, point.gpus, point.transfer_ms, waiting, point.exposed_ms]
+            rows.append([*row, f"rank {latest.rank}", latest.waited_ms, describe_meanwhile(latest)])
+    return Table(columns, rows) if rows else None
+
+
+def describe_meanwhile(late: record.Late) -> str:
+    """Return in words what a rank's GPU did while others waited for it."""
+    idle = late.idle_ms / late.waited_ms if late.waited_ms else 0.0
+    words = [f"{idle:.0%} idle"] if idle > 0.005 else []
+    return "; ".join([*words, *([f"most work: {late.busiest}"] if late.busiest else [])])
 
 
 def draw_figure(file: File, points: list[record.Point]) -> Any:

@@ -26,6 +26,7 @@ from ladder.core import text as texts
 from ladder.core.errors import one_line
 from ladder.core.locks import device_lock
 from ladder.core.plain import Plain
+from ladder.core.protocol import CYCLE_STEPS
 from ladder.core.stopping import stop_on_sigterm
 from ladder.engine.gpu_time import is_captured, rest_s
 from ladder.engine.groups import Group
@@ -36,7 +37,7 @@ from ladder.results import record
 from ladder.results.derive import void_memory
 from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
 from ladder.studies.base import Session
-from ladder.studies.scale.record import STAYS, WAYS, Case, Observed, Run, find_end
+from ladder.studies.scale.record import STAYS, WAYS, Case, Late, Observed, Run, find_end
 
 LEAD_IN = 2  # cycles of a group that are not timed
 PEAKS = ("peak_reserved_bytes", "peak_allocated_bytes", "device_used_bytes", "peak_rss_bytes")
@@ -215,6 +216,7 @@ class State:
                 generation=generation, samples_ms=each.samples_ms, prepare_s=round(each.prepare_s, 2),
                 rejected=len(each.rejected), others_cpu=each.others,
                 **{name: max(values, default=None) for name, values in peaks.items()}, **find_communication(profiled),
+                **find_waiting(each.group, profiled),
             )  # fmt: skip
 
         for _ in range(self.job.options.visits):
@@ -313,6 +315,41 @@ def find_communication(profiled: list[Plain]) -> dict[str, Any]:
         "comm_ms": min((each["comm_ms"] for each in between), default=None),
         "exposed_ms": max((each["exposed_ms"] for each in between), default=None),
     }
+
+
+def find_waiting(group: Group, profiled: list[Plain]) -> dict[str, Any]:
+    """Return the transfer of a step, and what each rank did while others waited for it. Empty without collectives."""
+    split = split_collectives([reply.get("collectives") or [] for reply in profiled])
+    if split is None:
+        return {}
+    transfer_ns, late_ns = split
+    unit, late = 1e6 * CYCLE_STEPS, []
+    doing = group.call("profile", part="late", each=[{"late_ns": each} for each in late_ns])
+    for rank, (each, did) in enumerate(zip(late_ns, doing, strict=True)):
+        busiest = did["busiest"] and texts.make_display(did["busiest"])
+        late.append(
+            Late(rank=rank, waited_ms=sum(each) / unit, idle_ms=did["idle_ns"] / unit, busiest=busiest)
+        )
+    return {"transfer_ms": transfer_ns / unit, "late": late}
+
+
+def split_collectives(ranks: Sequence[Sequence[Sequence[int]]]) -> tuple[int, list[list[int]]] | None:
+    """Return the ns of transfer, and by rank for how long the first to come waited for it at each collective.
+
+    An all-reduce ends on all ranks at once. So the last rank to come has the shortest kernel, which is the transfer,
+    and what is longer elsewhere is waiting. Ranks' clocks are never compared.
+
+    Args:
+        ranks: begin and end (ns) of each collective on each rank. None is returned if their numbers differ.
+    """
+    if len(ranks) < 2 or not ranks[0] or len({len(each) for each in ranks}) > 1:
+        return None
+    transfer_ns, late_ns = 0, [[0] * len(each) for each in ranks]
+    for number, spans in enumerate(zip(*ranks, strict=True)):
+        took = [end - begin for begin, end in spans]
+        transfer_ns += min(took)
+        late_ns[took.index(min(took))][number] = max(took) - min(took)
+    return transfer_ns, late_ns
 
 
 # --- proofs -----------------------------------------------------------------------------------------------------------

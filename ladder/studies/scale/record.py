@@ -95,11 +95,21 @@ class Case(frame.Case, kw_only=True):
         return shares.processes(Recipe.from_dict(self.recipe))
 
 
+class Late(r.Record, kw_only=True):
+    """For how long of a profiled step others waited for a rank, and what its GPU did meanwhile."""
+
+    rank: Annotated[int, r.number_between(0, 4095)]
+    waited_ms: r.Amount
+    idle_ms: r.Amount
+    busiest: r.Text | None = None  # family of kernels
+
+
 class Run(r.Record, kw_only=True):
     """One process group of one generation.
 
     A sample is the slowest rank's cycle. Communication is that of a profiled step, the least of all ranks: one that
-    waits for another waits inside NCCL's kernel. The exposed part is the most of all ranks.
+    waits for another waits inside NCCL's kernel. The exposed part is the most of all ranks. Transfer is what is left
+    of each collective once its last rank has come; older files lack it.
     """
 
     generation: Annotated[int, r.number_between(0, 9_999)]  # of a hundred merged runs
@@ -107,6 +117,8 @@ class Run(r.Record, kw_only=True):
     gpu_ms: r.Ms | None = None
     comm_ms: r.Amount | None = None
     exposed_ms: r.Amount | None = None
+    transfer_ms: r.Amount | None = None
+    late: Annotated[list[Late], r.size_between(4096)] = []
     peak_reserved_bytes: r.Bytes | None = None
     peak_allocated_bytes: r.Bytes | None = None
     device_used_bytes: r.Bytes | None = None
@@ -114,6 +126,11 @@ class Run(r.Record, kw_only=True):
     prepare_s: r.Seconds
     rejected: r.Count
     others_cpu: r.Share | None = None
+
+    @property
+    def waiting_ms(self) -> float:
+        """Return for how long of a step at least one rank waited for another."""
+        return sum(each.waited_ms for each in self.late)
 
 
 class Observed(frame.Compared, kw_only=True):
@@ -189,6 +206,8 @@ class Point(r.Record, kw_only=True):
     high: float | None = None
     comm_ms: float | None = None
     exposed_ms: float | None = None
+    transfer_ms: float | None = None
+    late: list[Late] = []
     peak_bytes: float | None = None
 
     @property
@@ -228,6 +247,9 @@ def _derive_figures(point: Point, fewest: Point) -> Point:
     is_alone = point.gpus == fewest.gpus or len(ratios) < FEWEST
     low, high = (None if is_alone else estimates.log_interval(ratios)) or (None, None)
 
+    waits = sorted((run for run in point.runs if run.late), key=lambda run: run.waiting_ms)
+    split = waits[len(waits) // 2] if waits else None  # one generation, so that its parts belong together
+
     def find_median(name: str) -> float | None:
         return estimates.median(
             [float(value) for run in point.runs if (value := getattr(run, name)) is not None]
@@ -236,7 +258,9 @@ def _derive_figures(point: Point, fewest: Point) -> Point:
     return replace(
         point, step_ms=step_ms, images_per_s=1000 * point.batch / step_ms,
         efficiency=statistics.median(ratios) if ratios else None, low=low, high=high, comm_ms=find_median("comm_ms"),
-        exposed_ms=find_median("exposed_ms"), peak_bytes=find_median("peak_reserved_bytes"),
+        exposed_ms=find_median("exposed_ms"), transfer_ms=split.transfer_ms if split else None,
+        late=sorted(split.late, key=lambda each: -each.waited_ms) if split else [],
+        peak_bytes=find_median("peak_reserved_bytes"),
     )  # fmt: skip
 
 

@@ -1,19 +1,20 @@
 """`ladder export --like nvidia`: files that stand in for NVIDIA's ops, by the definitions of those ops.
 
-Calls are prepared for a shape: the same results and launches, without questions to Triton at later calls.
+The facts of a call are kept for its shape: later calls compute the same bits.
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
 import re
+import shutil
 import subprocess
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,12 +22,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ladder.publish.export import drop_in
+from ladder.publish.export import drop_in, package
 from tests.publish.export.test_export import check_imports, run_alone
 from tests.support import drop_in_cases as cases
 from tests.support import nvidia_clone
 from tests.support.commands import refused, succeed
 from tests.support.drop_in_cases import CASES, ORIGIN, Case, called, compared, defined
+from tests.support.repositories import commit_all, git
 
 EXACT = 1e-12
 NHWC = torch.channels_last
@@ -165,6 +167,19 @@ def test_weight_gradients_are_left_out_while_the_backward_pass_runs_inside(ops: 
     with pytest.raises(ZeroDivisionError), gradfix.no_weight_gradients():
         raise ZeroDivisionError
     assert not gradfix.weight_gradients_disabled
+
+
+def test_samples_of_an_image_are_pytorchs_and_differentiable_twice(ops: cases.Ops) -> None:
+    image = torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True)
+    grid = torch.rand(2, 3, 6, 2, dtype=torch.float64) * 2.4 - 1.2
+    module = ops.grid_sample_gradfix
+    plain = torch.nn.functional.grid_sample(image, grid, align_corners=False)
+    assert torch.equal(module.grid_sample(image, grid), plain)
+    module.enabled = True
+    assert torch.equal(module.grid_sample(image, grid), plain)
+    assert torch.autograd.gradcheck(lambda x: module.grid_sample(x, grid), (image,))
+    # Linear in the image: of its square the second derivatives are not zero.
+    assert torch.autograd.gradgradcheck(lambda x: module.grid_sample(x, grid).square(), (image,))
 
 
 # ---- filters -----------------------------------------------------------------------------------------------------
@@ -366,63 +381,6 @@ def test_a_backward_pass_that_nothing_differentiates_is_one_call(ops: cases.Ops)
     )  # the image is not kept alive
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", PREPARED)
-def test_a_later_call_does_not_ask_triton(ops: cases.Ops, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither forward nor backward; only a backward pass that is differentiated itself is not prepared."""
-    from triton.runtime.jit import JITFunction
-
-    ours, _, inputs = prepare(ops, name)
-    expected = [y := ours(*inputs), *torch.autograd.grad(y, inputs, torch.ones_like(y))]
-    monkeypatch.setattr(JITFunction, "run", lambda *_, **__: pytest.fail("Triton was asked"))
-    results = [y := ours(*inputs), *torch.autograd.grad(y, inputs, torch.ones_like(y))]
-    for one, other in zip(results, expected, strict=True):
-        assert torch.equal(one, other)
-
-
-class _Kernel:
-    """A kernel that Triton compiles at its first launch, and its compiled form."""
-
-    arg_names = ("x", "y", "n", "BLOCK", "FLAG")
-
-    def __init__(self, log: list[tuple[Any, ...]], is_compiled: bool = False) -> None:
-        self.log, self.is_compiled = log, is_compiled
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
-        def launch(*args: Any, **constants: Any) -> Any:
-            self.log.append(("itself" if self.is_compiled else "Triton", grid, args, constants))
-            return _Kernel(self.log, is_compiled=True)
-
-        return launch
-
-
-def test_a_kernel_is_launched_itself_after_triton_has_compiled_it(
-    ops: cases.Ops, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With Triton 3.6, on a machine whose current device can be set."""
-    current, entered, log = [0], [], []
-    driver = SimpleNamespace(
-        get_current_device=lambda: current[-1], get_current_stream=lambda device: f"stream {device}"
-    )
-    runtime = SimpleNamespace(driver=SimpleNamespace(active=driver))
-    monkeypatch.setattr(inside(".prepared"), "triton", SimpleNamespace(runtime=runtime, __version__="3.6.0"))
-    monkeypatch.setattr(torch.cuda, "device", lambda on: entered.append(on) or contextlib.nullcontext())
-    x, y = torch.zeros(2, 16, device="cpu")
-    constants = {"FLAG": True, "num_warps": 4, "BLOCK": 64}
-    launch = inside(".prepared").Launch(_Kernel(log), (7,), (5,), constants)
-    launch(x, None)
-    launch(y, None)
-    launch(torch.zeros(17, device="cpu")[1:], None)  # not aligned, so another compiled kernel
-    current.append(1)
-    launch(x, None)
-    assert log[:2] == [
-        ("Triton", (7, 1, 1), (x, None, 5), constants),
-        ("itself", (7, 1, 1), (y.data_ptr(), None, 5, 64, True), {"stream": "stream 0"}),
-    ]
-    assert log[2][0] == "Triton" and log[3][0] == "itself" and log[3][3] == {"stream": "stream 0"}
-    assert entered == [0]
-
-
 # ---- the export --------------------------------------------------------------------------------------------------
 
 LAYER_ALONE = """
@@ -456,17 +414,97 @@ def test_the_files_import_nothing_of_ours_and_overwrite_only_what_they_replace()
     assert "NVIDIA CORPORATION" not in "".join(texts.values())
 
 
-def test_the_command_writes_the_files_and_refuses_more_options(
+def read_tree(folder: Path) -> dict[str, str]:
+    """Return the texts of a checkout's files."""
+    files = [path for path in folder.rglob("*") if path.is_file() and ".git" not in path.parts]
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
+
+
+def read_commands() -> tuple[str, str, str]:
+    """Return the documents' commands: the export, the changes of a clone, and what undoes them."""
+    shell = re.findall(r"```sh\n(.+?)```", (cases.ROOT / "docs/adopt.md").read_text(), re.DOTALL)
+    at = next(place for place, block in enumerate(shell) if "--like" in block)
+    export, adapt = shell[at].split("\n", 1)
+    return export, adapt, shell[at + 1]
+
+
+def make_clone(folder: Path) -> dict[str, str]:
+    """Make a checkout with the lines of NVIDIA's that the documents change, and return its texts."""
+    texts = {
+        "train.py": "c.G_opt_kwargs = EasyDict(class_name='torch.optim.Adam', betas=[0,0.99], eps=1e-8)\n",
+        "torch_utils/misc.py": "class InfiniteSampler:\n        super().__init__(dataset)\n",
+        **{f"torch_utils/ops/{name}.py": f"# {name}\n" for name in (*drop_in.REPLACED, "custom_ops")},
+    }
+    for path, text in texts.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    git(folder, "init", "-q")
+    commit_all(folder, "a clone")
+    return texts
+
+
+def test_the_documents_commands_write_the_files_and_undo_leaves_the_clone_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shell = re.findall(r"```sh\n(.+?)```", (cases.ROOT / "docs/adopt.md").read_text(), re.DOTALL)
-    export, copy = next(block.splitlines() for block in shell if "--like" in block)
-    (tmp_path / "stylegan3/torch_utils/ops").mkdir(parents=True)
+    export, adapt, undo = read_commands()
+    clone = tmp_path / "stylegan3"
+    before = make_clone(clone)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    assert "5 drop-in files" in succeed(*export.split()[1:]).stdout
-    subprocess.run(copy.split(), check=True)
-    assert (tmp_path / "stylegan3/torch_utils/ops/fma.py").is_file()
+    assert "6 drop-in files" in succeed(*export.split()[1:]).stdout
+    subprocess.run(adapt, shell=True, check=True)
+    after = read_tree(clone)
+    changed = {path for path, text in before.items() if after[path] != text}
+    assert changed == {
+        "train.py",
+        "torch_utils/misc.py",
+        *(f"torch_utils/ops/{n}.py" for n in drop_in.REPLACED),
+    }
+    assert "betas=[0.0,0.99]" in after["train.py"] and "super().__init__()" in after["torch_utils/misc.py"]
+    assert {path.split("/")[2] for path in after.keys() - before.keys()} == {drop_in.PACKAGE}
+    subprocess.run(undo, shell=True, check=True)
+    assert read_tree(clone) == before
+
+
+@nvidia_clone.needed
+def test_train_py_of_a_clone_starts_once_it_has_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without `pkg_resources`, and with stand-ins for what only downloads and statistics need."""
+    _, adapt, _ = read_commands()
+    shutil.copytree(nvidia_clone.CLONE, tmp_path / "stylegan3")
+    drop_in.export(ORIGIN, tmp_path / "work/nvidia-ops")
+    monkeypatch.chdir(tmp_path / "work")
+    subprocess.run(adapt, shell=True, check=True)
+    for name in ("requests", "psutil"):
+        (tmp_path / f"{name}.py").touch()
+    code = "import runpy, sys; sys.modules['pkg_resources'] = None; sys.argv[:] = ['train.py', '--help'];"
+    code += "sys.path.insert(0, '.'); runpy.run_path('train.py', run_name='__main__')"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "stylegan3", env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0 and "--dry-run" in run.stdout, run.stderr
+    assert "betas=[0," not in Path("../stylegan3/train.py").read_text()
+    assert "__init__(dataset)" not in Path("../stylegan3/torch_utils/misc.py").read_text()
+
+
+def test_pages_agree_about_the_versions_that_are_needed() -> None:
+    """The newest that any page names is that of Triton's release."""
+    oldest = [".".join(map(str, each)) for each in (package.PYTORCH, package.PYTORCH_FUSED)]
+    page = drop_in.render_files(ORIGIN)[f"ops/{drop_in.PACKAGE}/README.md"]
+    for text in (
+        page,
+        (cases.ROOT / "docs/adopt.md").read_text(),
+        (cases.ROOT / "kernels/README.md").read_text(),
+    ):
+        versions = set(re.findall(r"PyTorch (2\.\d+)", text))
+        assert oldest[-1] in versions and versions <= {*oldest, "2.8"}
+        assert set(re.findall(r"Triton (\d\.\d+)", text)) == {".".join(map(str, package.TRITON))}
+
+
+def test_the_command_refuses_more_options(tmp_path: Path) -> None:
+    (tmp_path / "work" / "a").mkdir(parents=True)
     assert "is not empty" in refused("export", tmp_path / "work", "--like", "nvidia")
     assert "needs DIR and nothing else" in refused("export", "--like", "nvidia")
     assert "needs DIR and nothing else" in refused(

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from ladder.publish.history import screening, series
 from ladder.publish.history.screening import CANDIDATE, CONFIRMED, CUDNN, DRIVER, KNOWN, REFUTED
-from ladder.publish.site import list_sections, render_front, show_histories
 from ladder.results.file import ProfiledCycle
 from ladder.studies import frame
 from ladder.studies.commits.record import HEAD, SIDES
@@ -20,7 +19,6 @@ from tests.support.made_up_comparison import with_side
 
 __all__ = ["toy"]  # a fixture
 
-COMMITS = {letter * 40: number for number, letter in enumerate("abcdef")}
 HOSTS = [made_up_asv.facts(), made_up_asv.facts(cpu="Another CPU") | {"machine": "nvidia-some-gpu-0a1b2c"}]
 
 
@@ -41,20 +39,18 @@ def measured(
     conditions(made_up_asv.write(folder, HOSTS[host], rungs, commit=commit * 40, name=name), driver, cudnn)
 
 
-def steps(folder: Path, benchmark: str = series.GPU_STEP) -> dict[tuple[str, str], list[series.Step]]:
-    return series.history(series.points(folder, benchmark), COMMITS)
+def lines(folder: Path, benchmark: str = series.GPU_STEP) -> list[series.Series]:
+    return [one for one in series.read(folder) if one.benchmark == benchmark and one.params[1] == "bf16"]
 
 
 def test_hosts_with_one_gpu_and_one_software_share_a_line(tmp_path: Path) -> None:
     measured(tmp_path, 0, "a", 0.10)
     measured(tmp_path, 1, "a", 0.12)
     measured(tmp_path, 1, "b", 0.08, driver="580.90.01")  # a minor version
-    ((key, found),) = steps(tmp_path).items()
-    software = ("torch 2.13.0", "cuda 13.0", "cudnn 9.19.0", "driver 580")
-    assert key == ("nvidia-some-gpu", "article") and {step.software for step in found} == {software}
-    assert {step.rung for step in found} == {"bf16"}
-    assert [step.ms for step in found] == pytest.approx([110.0, 80.0], rel=0.01)
-    assert found[1].marks == ("driver 580.65.06 -> 580.90.01",)
+    (line,) = lines(tmp_path)
+    assert line.machine == "nvidia-some-gpu"
+    assert series.list_software(line) == ("torch 2.13.0", "cuda 13.0", "cudnn 9.19.0", "driver 580")
+    assert [*line.values.values()] == pytest.approx([0.11, 0.08], rel=0.01)
 
 
 @pytest.mark.parametrize("change", [{"driver": "590.10"}, {"cudnn": "9.20.1"}])
@@ -63,36 +59,8 @@ def test_another_cudnn_or_major_driver_begins_a_line_of_gpu_time(
 ) -> None:
     measured(tmp_path, 0, "a", 0.10)
     measured(tmp_path, 0, "b", 0.08, **change)
-    (found,) = steps(tmp_path).values()
-    assert len({step.software for step in found}) == 2 and not any(step.marks for step in found)
-
-
-def test_wall_time_stays_by_machine_and_a_change_is_a_marked_step(tmp_path: Path) -> None:
-    for host, commit, cudnn in (
-        (0, "a", "9.19.0"),
-        (1, "a", "9.19.0"),
-        (0, "b", "9.20.1"),
-        (0, "c", "9.20.1"),
-    ):
-        conditions(made_up_asv.write(tmp_path, HOSTS[host], commit=commit * 40), cudnn=cudnn)
-    found = steps(tmp_path, series.STEP)
-    assert {key[0] for key in found} == {host["machine"] for host in HOSTS}
-    line = found["nvidia-some-gpu", "article"]
-    assert [step.marks for step in line] == [(), ("cuDNN 9.19.0 -> 9.20.1",), ()]
-    assert len({step.software for step in line}) == 1
-    page = render_front(list_sections([], [], show_histories(series.points(tmp_path), COMMITS), [], tmp_path))
-    for host, _ in found:  # two cards of one name would leave it open whose host is whose
-        assert f"Some GPU ({host}), workload article" in page
-    assert "cuDNN 9.19.0 -&gt; 9.20.1" in page
-
-
-def test_the_front_page_shows_gpu_time_beside_wall_time(tmp_path: Path) -> None:
-    for commit, seconds in (("a", 0.1), ("b", 0.08)):
-        measured(tmp_path, 0, commit, seconds)
-    histories = show_histories(series.points(tmp_path, series.GPU_STEP), COMMITS, series.GPU_STEP)
-    page = render_front(list_sections([], [], histories, [], tmp_path))
-    assert "NVIDIA Some GPU, workload article, GPU time" in page
-    assert "100 ms (bf16) to 80.2 ms (bf16)" in page and f"#{series.GPU_STEP}?" in page
+    found = lines(tmp_path)
+    assert len({series.list_software(line) for line in found}) == 2 == len(found)
 
 
 # --- steps ----------------------------------------------------------------------------------------------------------

@@ -128,6 +128,15 @@ def test_each_part_shows_what_its_files_hold(text: str) -> None:
     assert [(name, line) for name, lines in PARTS.items() for line in lines if line not in shown[name]] == []
 
 
+def test_gains_at_the_top_change_no_explanation_of_a_step(whole: page.Inputs) -> None:
+    """Two rungs of one run are compared by that run's own verdicts, with a leave-one-out run beside it or without."""
+    assert whole.staircase is not None
+    path, result = whole.staircase
+    other = change(result, protocol=change(result.protocol, mode="leave-one-out"))
+    alone, both = (page.show_steps(replace(whole, left_out=each)) for each in (None, (path, other)))
+    assert alone is not None and alone == both
+
+
 def test_a_run_alone_has_no_part_of_studies_and_an_older_one_none_of_profiles() -> None:
     ids = [each.id for each in page.list_sections(made(typed(two_clocks.run())))]
     assert ids == ["staircase", "advice", "verdicts", "memory", "proofs", "environment", "raw"]

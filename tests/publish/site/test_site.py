@@ -16,8 +16,7 @@ from ladder.publish import gallery
 from ladder.publish import site as publishing
 from ladder.publish.history import series
 from ladder.results import loading
-from ladder.show.page import Chart
-from ladder.show.themes import LIGHT
+from ladder.show.page import render_page
 from tests.publish.validation.test_asvfiles import HOSTILE, plant
 from tests.support import committed, made_up_asv, published, two_clocks
 from tests.support.hostile_asv import RESULT_FILES
@@ -58,7 +57,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     broken.write_text(broken.read_text().replace('"gpu": "NVIDIA A100"', '"gpu": "<b>A100</b>"'))
     (folder / "results" / "asv" / "benchmarks.json").write_text('{"rungs.Rung.evil": null}')
     done = published.publish(folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0 and "report 1 of 1: " in done.stdout, done.stdout + done.stderr
     refused = [line for line in done.stderr.splitlines() if "refused" in line and "benchmarks" not in line]
     assert len(refused) == 1 and "a100" in refused[0]
     return folder / ".asv" / "html"
@@ -66,8 +65,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_one_gpu_has_its_answer_its_history_and_its_report(site):
     page, report = Page(site / "index.html"), Page(site / REPORT)
-    for text in ("NVIDIA H200", "96.08", "25.30", "62.0 ms (fused_act)"):
+    for text in ("NVIDIA H200", "96.08", "25.30"):
         assert text in page.text
+    history = Page(site / "history-nvidia-h200.html")
+    assert "fused_act" in history.text and "62.00 ms" in history.text
     for text in ("NVIDIA A100", "a100", "L40S", "l40s", "<b>"):
         assert text not in page.text, "drawn, though it was refused or is of no commit here"
     assert "NVIDIA H200" in report.text and published.LADDER in report.text
@@ -87,15 +88,35 @@ def test_no_page_can_run_a_script_of_others_or_loads_anything(site, name):
         assert attributes.get("src", "data:").startswith("data:")
 
 
-def test_every_link_of_the_front_page_leads_to_a_file_of_the_site(site):
-    page = Page(site / "index.html")
-    links, ids = [each["href"] for each in page.of("a")], {each.get("id") for _, each in page.tags}
-    assert len(links) > 8 and links.count(REPORT) == 2
-    for link in links:
-        path, _, part = link.partition("#")
-        assert (site / unquote(path)).is_file() if path else part in ids, link
+def test_every_link_leads_to_a_file_of_the_site(site):
+    front = [each["href"] for each in Page(site / "index.html").of("a")]
+    assert front.count(REPORT) == 2 and {"history.html", "history-nvidia-h200.html"} <= {*front}
+    for path in (path for path in site.rglob("*.html") if "asv" not in path.parts):
+        page = Page(path)
+        ids = {each.get("id") for _, each in page.tags}
+        for link in (each["href"] for each in page.of("a")):
+            target, _, part = link.partition("#")
+            assert (path.parent / unquote(target)).is_file() if target else part in ids, (
+                f"{path.name}: {link}"
+            )
     raw = site / "results" / "ladder" / "nvidia-h200" / published.LADDER
     assert json.loads(raw.read_text())["machine"]["gpu"] == "NVIDIA H200"
+
+
+def test_the_front_page_of_all_committed_results_is_light_and_its_links_say_where_they_go(tmp_path):
+    """At most 1 MB: a picture for each machine, workload or commit must not come back."""
+    stored, _ = publishing.publish_results(committed.folder("results/ladder"), tmp_path)
+    entries, pairs = (
+        publishing.choose_entries(stored, tmp_path),
+        gallery.pair_gpus([run for _, run in stored]),
+    )
+    sections = publishing.list_sections(entries, [], publishing.tabulate_files(stored, [], tmp_path))
+    page = render_page(publishing.make_head(pairs), [publishing.show_staircase(pairs[0], []), *sections])
+    assert len(stored) > 10 and len(page.encode()) < 1_000_000
+    targets: dict[str, set[str]] = {}
+    for address, text in re.findall(r'<a href="([^"#]+)[^>]*>([^<]*)</a>', page.partition("<main")[2]):
+        targets.setdefault(text, set()).add(address)
+    assert len(targets) > 10 and [text for text, addresses in targets.items() if len(addresses) > 1] == []
 
 
 def test_asv_calls_no_step_of_single_processes_a_regression(tmp_path):
@@ -174,11 +195,10 @@ def choose(tmp_path, **runs):
 
 
 def answer(tmp_path, **runs):
-    """The cells of the only table of answers by machine."""
-    (table,) = publishing.list_answers(choose(tmp_path, **runs))
-    shown = [each.kind for each in table.columns if re.search(r"ms$|total$|measured", each.title)]
-    assert not {"text", "verdict"} & {*shown}, "numbers are aligned, and dates never wrapped"
-    return {row[0]: cells[1:] for row, cells in zip(table.rows, table.format_cells(), strict=True)}
+    """The rows of the only card's table, and what its links lead to."""
+    ((card,),) = (block.cards for block in publishing.list_answers(choose(tmp_path, **runs)))
+    table, marks = card.blocks
+    return table.format_cells(), marks, dict(card.links)
 
 
 def test_an_answer_has_baseline_and_tops_of_each_gpu_by_both_clocks(tmp_path):
@@ -188,13 +208,17 @@ def test_an_answer_has_baseline_and_tops_of_each_gpu_by_both_clocks(tmp_path):
     other = two_clocks.run() | {"machine": whole["machine"] | {"name": "nvidia-a100", "gpu": "NVIDIA A100"}}
     for rung in other["rungs"]:
         rung |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms"))
-    rows = answer(tmp_path, a=whole, b=longer, c=other)
-    a100, h200, article = rows.values()
-    assert [*rows][:2] == ["NVIDIA A100", "NVIDIA H200"] and [*rows][2].startswith("the article")
-    times = ["160.0", "105.0", "61.30", "2.61x", "61.20", "1.72x", "40.00", "4.00x", "39.90", "2.63x"]
-    assert h200[:10] == times and a100[:10] == ["160.0", "", "61.30", "2.61x", *[""] * 6]
-    assert h200[10] == "2026-11-22" and "not to be quoted" in h200[11] and not a100[11]
-    assert h200[12:] == ["full report"] * 2 and article[:4] == ["312.0", "", "104.0", "3.00x"]
+    rows, marks, links = answer(tmp_path, a=whole, b=longer, c=other)
+    a100, h200, work, article = rows
+    assert a100 == ["A100", "160.0", "61.30", "2.61x", "", ""]
+    assert h200 == ["H200", "160.0", "61.30", "2.61x", "40.00", "4.00x"]
+    assert work == ["its GPU work", "105.0", "61.20", "1.72x", "39.90", "2.63x"]
+    assert article[0].startswith("the article") and article[1:] == ["312.0", "104.0", "3.00x", "", ""]
+    assert len(marks) == 1 and marks[0].startswith("H200: quick")
+    assert [*links] == [
+        f"Report of article, article, A100, {whole['started'][:10]}",
+        f"Report of article, article, H200, {whole['started'][:10]}", "Report of article, full, H200, 2026-11-22",
+    ]  # fmt: skip
 
 
 def test_the_top_is_that_of_the_run_which_holds_it_and_has_a_report_of_its_own(tmp_path):
@@ -204,9 +228,8 @@ def test_the_top_is_that_of_the_run_which_holds_it_and_has_a_report_of_its_own(t
     entries = choose(tmp_path, a=more, b=ends)
     top = "reports/nvidia-h200-article-full-top.html"
     assert {each.path: each.report for each in entries} == {"a.json": top.replace("-top", ""), "b.json": top}
-    (table,) = publishing.list_answers(entries)
-    assert table.rows[0][-1] == ("full report", top)
-    assert {"61.30", "40.00"} <= {*answer(tmp_path, a=more, b=ends)["NVIDIA H200"]}
+    rows, _, links = answer(tmp_path, a=more, b=ends)
+    assert [*links.values()] == [top] and {"61.30", "40.00"} <= {*rows[0]}
 
 
 def test_an_answer_that_is_not_decided_has_no_factor_and_too_few_generations_no_gpu_time(tmp_path):
@@ -214,16 +237,19 @@ def test_an_answer_that_is_not_decided_has_no_factor_and_too_few_generations_no_
     run = two_clocks.run()
     run["rungs"][-1] |= {"speedup_total": 0.92, "total_interval": [0.31, 2.7]}
     run["rungs"][-1] |= {"gpu_interval_ms": None, "gpu_verdict": "too few generations"}
-    row = answer(tmp_path, a=run)["NVIDIA H200"]
-    assert row[2:5] == ["61.30", "not decided", publishing.TOO_FEW]
+    (step, work, _), *_ = answer(tmp_path, a=run)
+    assert step[2:4] == ["61.30", "not decided"] and work[2] == publishing.TOO_FEW
 
 
-def test_the_page_has_the_picture_of_gpus_where_one_was_measured_whole(tmp_path):
-    for run, count in ((two_clocks.run(), 1), (two_clocks.run() | {"complete": False}, 0)):
-        stored = [(tmp_path / "a.json", typed(run))]
-        entries = publishing.choose_entries(stored, tmp_path)
-        sections = publishing.list_sections(entries, stored, [], [], tmp_path)
-        assert [each.id for each in sections].count("gpus") == count == len(gallery.pair_gpus([stored[0][1]]))
+def test_the_headline_and_the_picture_are_of_a_gpu_that_was_measured_whole(tmp_path):
+    pair = typed(two_clocks.run()), typed(two_clocks.selected("baseline", "fused_act", two_clocks.TOP))
+    head = publishing.make_head([pair])
+    assert "4.00x as fast" in head.heading and head.tiles[0][1:] == ("4.00x", "to 40.0 ms a step")
+    assert head.tiles[1][1:] == ("2.63x", "to 39.9 ms GPU work")
+    (chart,) = publishing.show_staircase(pair, []).blocks
+    bars = [(bar.figure, round(sum(part.size for part in bar.parts), 1)) for bar in chart.bars]
+    assert bars[0] == ("160.0 ms", 160.0) and bars[-2:] == [("61.30 ms", 61.3), ("40.00 ms", 40.0)]
+    assert publishing.make_head([]).tiles == []
 
 
 def test_what_is_shown_of_a_machine_is_whole_before_it_is_new(tmp_path):
@@ -238,52 +264,3 @@ def test_what_is_shown_of_a_machine_is_whole_before_it_is_new(tmp_path):
     assert [each.path for each in entries] == ["a.json"]
     cells = publishing.tabulate_files(stored, [], tmp_path).format_cells()
     assert [row[5] for row in cells] == ["b.json", "a.json"]
-
-
-# --- what is shown of asv's results ---------------------------------------------------------------------------------
-
-
-def point(commit: str, ms: dict[str, float], torch: str = "2.11.0") -> series.Point:
-    facts = (("gpu", "NVIDIA L40S"), ("machine", "nvidia-l40s"), ("torch", torch))
-    return series.Point("nvidia-l40s", facts, commit, "article", tuple(ms.items()))
-
-
-def test_a_line_is_named_by_what_tells_it_from_the_others():
-    cpu, cuda, older = ("torch 2", "cuda none"), ("torch 2", "cuda 13.0"), ("torch 1", "cuda 13.0")
-    assert publishing.name_software(cpu, [cpu, cuda]) == ["torch 2", "cuda none"]
-    assert publishing.name_software(older, [older, cuda]) == ["torch 1"]
-
-
-def test_history_takes_the_highest_rung_of_each_commit_in_the_branchs_order():
-    points = [
-        point("b", {"baseline": 90.0, "bf16": 70.0}), point("a", {"baseline": 95.0}),
-        point("elsewhere", {"baseline": 1.0}), point("b", {"baseline": 80.0}, "2.13.0"),
-    ]  # fmt: skip
-    (steps,) = series.history(points, {"a": 3, "b": 7}).values()
-    assert [(step.commit, step.rung, step.ms, *step.software) for step in steps] == [
-        ("a", "baseline", 95.0, "torch 2.11.0"), ("b", "bf16", 70.0, "torch 2.11.0"),
-        ("b", "baseline", 80.0, "torch 2.13.0"),
-    ]  # fmt: skip
-    lines = publishing.draw_history(steps, LIGHT).axes[0].lines
-    assert [list(line.get_ydata()) for line in lines] == [[95.0, 70.0], [80.0]]
-
-
-def test_a_commit_without_the_highest_rungs_is_in_the_table_and_no_step_of_the_line():
-    points = [
-        point("a", {"bf16": 95.0}), point("b", {"bf16": 70.0, "fused_act": 50.0}), point("c", {"bf16": 71.0}),
-        point("d", {"fused_act": 49.0}), point("c", {"bf16": 60.0}, "2.13.0"),
-    ]  # fmt: skip
-    revisions = {"a": 1, "b": 2, "c": 3, "d": 4}
-    (steps,) = series.history(points, revisions).values()
-    assert [(step.commit, step.whole) for step in steps if step.commit == "c"] == [("c", False), ("c", True)]
-    about, chart, fold = publishing.show_histories(points[:3], revisions)
-    assert about.endswith("95.0 ms (bf16) to 50.0 ms (fused_act).") and isinstance(chart, Chart)
-    assert len(fold.blocks[0].rows) == 3
-
-
-def test_the_order_of_rungs_is_read_once_and_not_for_every_number(monkeypatch):
-    """Each number once had a YAML file read."""
-    read, load = [], series.catalog.load_ladder
-    monkeypatch.setattr(series.catalog, "load_ladder", lambda name: read.append(name) or load(name))
-    points = series.points(committed.folder("results/asv"))
-    assert read == ["full"] and sum(len(each.ms) for each in points) > 20

@@ -29,32 +29,59 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 UNFOLD = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
 
 
+PAGES = ["index.html", "history.html", "history-nvidia-h200.html"]
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_front_page_works_by_double_click_in_light_and_dark(browser, site, theme):
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_works_by_double_click_in_light_and_dark(browser, site, name, theme):
     look(browser, theme)
-    browser.get((site / "index.html").as_uri())
+    browser.get((site / name).as_uri())
     browser.execute_script(UNFOLD)
-    until(browser, "document.images[0].naturalWidth > 100", "the picture of a history")
-    (picture,) = browser.execute_script(
-        "return [...document.images].map((each) => [each.alt, each.currentSrc])"
-    )
-    dark = browser.execute_script("return document.querySelector('source').srcset")
-    assert "milliseconds a step" in picture[0] and (picture[1] == dark) == (theme == "dark")
     ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert ground == rgb((LIGHT if theme == "light" else DARK).ground)
     poor = [(ratio, text) for ratio, text in browser.execute_script(CONTRAST) if ratio < 4.5]
     assert not poor
 
 
-def test_a_phone_scrolls_nothing_but_tables(browser, site):
-    size = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+@pytest.fixture
+def phone(browser):
+    size = {"width": 390, "height": 740, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        browser.get((site / "index.html").as_uri())
-        browser.execute_script(UNFOLD)
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    yield browser
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+HINTS = """
+return [...document.querySelectorAll('.scroll')].map((each) => [
+    each.scrollWidth > each.clientWidth + 1, getComputedStyle(each, '::before').content.includes('scrolls'),
+    each.getAttribute('aria-label')])
+"""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_phone_scrolls_nothing_but_tables_and_sees_which(phone, site, name):
+    phone.get((site / name).as_uri())
+    phone.execute_script(UNFOLD)
+    until(phone, "[...document.querySelectorAll('details')].every((each) => each.open)", "a fold")
+    assert phone.execute_script("return document.documentElement.scrollWidth") <= 390
+    until(phone, "document.querySelector('.cut')", "a table that is wider than a phone")
+    hints = phone.execute_script(HINTS)
+    assert [label for is_wide, hint, label in hints if is_wide != hint] == []
+
+
+def test_a_date_leaves_what_became_slower_since(browser, site):
+    browser.get((site / "history.html").as_uri())
+    days = "return [...document.querySelectorAll('#slower tbody tr')].filter((each) => !each.hidden)"
+    days += ".map((each) => each.querySelector('time').textContent)"
+    every = browser.execute_script(days)
+    (last, *_), first = sorted({*every}, reverse=True), min(every)
+    assert last > first and every == sorted(every, reverse=True)
+    choose = "const at = document.querySelector('[data-since]'); at.value = arguments[0];"
+    browser.execute_script(choose + "at.dispatchEvent(new Event('input'))", last)
+    assert {*browser.execute_script(days)} == {last}
+    count = browser.execute_script("return document.querySelector('output').textContent")
+    assert count == f"{every.count(last)} of {len(every)}"
 
 
 def test_every_control_of_the_front_page_is_reached_by_tab_and_shows_it(browser, site):

@@ -142,7 +142,7 @@ def test_a_hostile_file_is_left_out_in_one_line_and_the_others_stay(
     for machine in into.iterdir():  # a result without its machine is none, nor the other way round
         assert {"machine.json"} < {each.name for each in machine.glob("*.json")}
     assert len([each for each in copied if each.split("/")[0] == other]) == 3
-    assert other in [point.machine for point in asvseries.points(into)]
+    assert other in [one.machine for one in asvseries.read(into)]
     beside = name in hostile_asv.BESIDE_RESULTS
     file = "machine.json, notes and others" if beside else "COMMIT-ENVIRONMENT.json"
     hostile_file(file=file, planted=name, line=problem)
@@ -229,17 +229,20 @@ def test_only_a_fresh_folder_is_filled_and_only_of_one_that_is_there(tmp_path: P
     assert none.path.endswith("empty") and none.problem.startswith("no result in this folder")
 
 
-# --- what the front page reads ------------------------------------------------------------------------------------
+# --- what the history reads ------------------------------------------------------------------------------------
 
 
-def test_accepted_files_are_read_in_the_ladders_order(tmp_path: Path) -> None:
+def test_accepted_files_are_read_by_series(tmp_path: Path) -> None:
     seconds = {"cuda_graphs": 0.07, "baseline": 0.11, "bf16": None, "fused_norm": math.nan}
     made_up_asv.write(tmp_path / "asv", seconds=seconds)
     cpu = made_up_asv.facts("none", "Some CPU")
     made_up_asv.write(tmp_path / "asv", cpu, {"baseline": 0.2}, "tiny", samples=1)
     assert not [row for row in judged(tmp_path / "asv", tmp_path).values() if row.problem]
-    gpu, other = sorted(asvseries.points(tmp_path / "into"), key=lambda point: point.workload)
-    assert [name for name, _ in gpu.ms] == ["baseline", "cuda_graphs"]
-    assert [round(ms) for _, ms in gpu.ms] == [110, 70]
-    assert gpu.name == "NVIDIA Some GPU" and gpu.commit == made_up_asv.COMMIT
+    every = asvseries.read(tmp_path / "into")
+    times = {one.params: one for one in every if one.benchmark == asvseries.STEP}
+    seconds = {params: round(*one.values.values(), 3) for params, one in times.items()}
+    gpu = {("article", "baseline"): 0.11, ("article", "cuda_graphs"): 0.07}
+    assert seconds == gpu | {("tiny", "baseline"): 0.2}
+    gpu, other = times["article", "baseline"], times["tiny", "baseline"]
+    assert gpu.card == "NVIDIA Some GPU" and other.card == "none" and [*gpu.values] == [made_up_asv.COMMIT]
     assert dict(other.facts).items() >= cpu.items()

@@ -112,7 +112,7 @@ def read_asv(path: Path, out: Path) -> str | None:
     problem = validate.problem_of(path)
     into = out / str(len(list(out.iterdir())))
     rows = validate.accept_asv(path.parent.parent, into, root=None)
-    asvseries.points(into)
+    asvseries.read(into)
     return problem or next((row.problem for row in rows if row.problem), None)
 
 

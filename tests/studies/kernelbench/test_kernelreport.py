@@ -1,19 +1,15 @@
 """`ladder kernels`: verdicts, also by simulation, the table and the chart that follow from samples."""
 
-import warnings
-
-import matplotlib
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from ladder.core.text import NO_TIME, less_than
-from ladder.report import drawing
 from ladder.studies import frame
 from ladder.studies.kernelbench import record, study
 from ladder.studies.kernelbench.record import Samples
 from ladder.studies.kernelbench.study import STUDY
+from tests.report.test_chart import check_layout, lay_out
 from tests.support import made_up_kernels
 from tests.support.simulation import FAMILIES
 
@@ -180,20 +176,7 @@ def test_a_reason_is_given_once_for_all_rows_that_share_it():
 def test_no_text_of_the_chart_overlaps_another_or_leaves_it(name, with_gaps):
     cases = made_up_kernels.cases() if name == "no time" else ()
     file = with_gaps if name == "gaps" else made_up_kernels.file([], cases)
-    with matplotlib.rc_context(drawing.STYLE), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        figure = study.draw_figure(file, record.derive_rows(file))
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        shown = [t for t in figure.findobj(Text) if t.get_text().strip() and t.get_visible()]
-        texts = [t.get_text() for t in shown]
-        x0, y0, x1, y1 = np.array([t.get_window_extent(canvas.get_renderer()).extents for t in shown]).T
-    outside = (x0 < 0) | (y0 < 0) | (x1 > figure.bbox.width) | (y1 > figure.bbox.height)
-    assert not outside.any(), texts[outside.argmax()]
-    wide = np.minimum.outer(x1, x1) - np.maximum.outer(x0, x0)
-    high = np.minimum.outer(y1, y1) - np.maximum.outer(y0, y0)
-    pairs = np.argwhere(np.triu((wide > 2) & (high > 3), k=1))
-    assert not len(pairs), " overlaps ".join(repr(texts[i]) for i in pairs[0])
+    check_layout(*lay_out(lambda: study.draw_figure(file, record.derive_rows(file))))
 
 
 def test_each_case_has_a_line_of_the_chart_of_its_own():

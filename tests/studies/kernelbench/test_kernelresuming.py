@@ -145,6 +145,7 @@ def test_of_cases_that_had_no_time_only_those_are_measured(bench, tmp_path):
     ended = invoke(tmp_path, "--minutes", "1e-9")
     (path,) = tmp_path.glob("*.json")
     assert ended.exit_code == 0 and f"cases not measured: {NO_TIME}" in ended.output and not bench.measured
+    assert ended.output.count(NO_TIME) == 1  # not a line for each case
     assert invoke(tmp_path, "--resume", str(path), "--minutes", "4", ops=()).exit_code == 0
     assert bench.measured == plan()
     assert all(row.is_reached for row in derive(path)["rows"])

@@ -11,17 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import bias_act as _fused
-from kernels.common.tiles import dense, is_nhwc
-from kernels.pointwise.bias_act import Call
+from kernels.common.tiles import dense, is_nhwc, without_autocast
+from kernels.pointwise.bias_act import Call, run_call
+from ladder.publish.export.nvidia.prepared import _init as _init
 from ladder.publish.export.nvidia.prepared import (
-    Pass,
     can_run,
     remember,
-    run_pass,
     warn_once,
-    without_autocast,
 )
-from ladder.publish.export.nvidia.prepared import _init as _init
 
 
 class _Activation(dict[str, Any]):
@@ -36,7 +33,7 @@ class _Activation(dict[str, Any]):
         self.__dict__ = self
 
 
-_passes: dict[Hashable, Pass] = {}  # by the shape and the arguments of a call
+_calls: dict[Hashable, Call] = {}  # by the shape and the arguments of a call
 ROOT_2 = math.sqrt(2)
 activation_funcs = {
     "linear": _Activation(1, lambda x, **_: x, ref=""),
@@ -77,9 +74,9 @@ def bias_act(
     if not is_compiling:
         of_bias = None if b is None else (b.shape, b.stride(), b.dtype, b.device)
         key = (x.shape, x.stride(), x.dtype, x.device, of_bias, dim, act, alpha, gain, clamp, impl)
-        known = _passes.get(key)
+        known = _calls.get(key)
         if known is not None:
-            return run_pass(known, x, b)
+            return run_call(known, x, b, None, None, None, x.dtype)
     if impl not in ("ref", "cuda"):
         raise ValueError(f'impl must be "ref" or "cuda", got {impl!r}')
     if act not in activation_funcs:
@@ -101,10 +98,10 @@ def bias_act(
             with without_autocast(x):
                 return _fused(x, b, act="lrelu", slope=slope, gain=gain, clamp=clamp)
         inputs = dense(x), None if b is None else b.contiguous()
-        prepared = Pass(Call(slope, gain, clamp, is_nhwc(inputs[0]), x.dtype), *inputs, None, None, None)
+        call = Call(slope, gain, clamp, is_nhwc(inputs[0]), x.dtype)
         if are_numbers and inputs[0] is x and inputs[1] is b:
-            remember(_passes, key, prepared)
-        return run_pass(prepared, *inputs)
+            remember(_calls, key, call)
+        return run_call(call, *inputs, None, None, None, x.dtype)
     if b is not None:
         x = x + b.to(x.dtype).reshape([-1 if each == dim else 1 for each in range(x.dim())])
     x = spec["func"](x, alpha=alpha)

@@ -7,16 +7,17 @@ pass reads the image once. Every other combination of shapes is `torch.addcmul`.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.common.tiles import dense, is_nhwc
 from kernels.dispatch import can_run_fused
-from kernels.pointwise.bias_act import Call
-from ladder.publish.export.nvidia.prepared import Pass, is_capturing, remember, run_pass
+from kernels.pointwise.bias_act import Call, run_call
+from ladder.publish.export.nvidia.prepared import is_capturing, remember
 
-_passes: dict[Hashable, Pass] = {}  # by the three tensors' shapes
+_calls: dict[Hashable, Call] = {}  # by the three tensors' shapes
 _ones: dict[torch.device, Tensor] = {}
 
 
@@ -26,22 +27,39 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return torch.addcmul(c, a, b)
     shapes = (a.shape, a.stride(), b.shape, b.stride(), c.shape, c.stride())
     key = (*shapes, a.dtype, b.dtype, c.dtype, a.device, b.device, c.device)
-    known = _passes.get(key)
+    known = _calls.get(key)
     if known is not None:
-        return run_pass(known, a, None, b, c)
+        return _run(known, a, b, c)
     if not _is_layer(a, b, c):
         return torch.addcmul(c, a, b)
     inputs = (dense(a), b.contiguous(), c.contiguous())
+    call = Call(1.0, 1.0, None, is_nhwc(inputs[0]), a.dtype)
+    if all(x is y for x, y in zip((a, b, c), inputs, strict=True)):
+        remember(_calls, key, call)
+    return _run(call, *inputs)
+
+
+def _run(call: Call, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     one = _ones.get(a.device)
     if one is None:
         one = torch.ones((), device=a.device)
         if not is_capturing():  # a capture may not keep the tensor that it makes
             _ones[a.device] = one
-    call = Call(1.0, 1.0, None, is_nhwc(inputs[0]), a.dtype)
-    prepared = Pass(call, inputs[0], None, *inputs[1:], one)
-    if all(x is y for x, y in zip((a, b, c), inputs, strict=True)) and a.device in _ones:
-        remember(_passes, key, prepared)
-    return run_pass(prepared, inputs[0], None, *inputs[1:])
+    y = run_call(call, a, None, c.detach(), one, b, a.dtype)
+    return _AddedNoise.apply(y, c) if c.requires_grad and torch.is_grad_enabled() else y
+
+
+class _AddedNoise(torch.autograd.Function):
+    """The gradient of noise that y has in it already: one number for each pixel."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, noise: Tensor) -> Tensor:
+        ctx.over = (1,) if len(noise) == len(y) else (0, 1)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        return g, g.sum(ctx.over, keepdim=True)
 
 
 def _is_layer(a: Tensor, b: Tensor, c: Tensor) -> bool:

@@ -14,19 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.common.tiles import dense
+from kernels.common.tiles import dense, without_autocast
 from kernels.linear import conv2d as _ops
-from kernels.upfirdn.upfirdn2d import _plan
+from kernels.upfirdn.upfirdn2d import _Call, _plan, run_call
+from ladder.publish.export.nvidia.prepared import _init as _init
 from ladder.publish.export.nvidia.prepared import (
-    Filter,
     can_run,
     is_capturing,
     remember,
-    run_filter,
     warn_once,
-    without_autocast,
 )
-from ladder.publish.export.nvidia.prepared import _init as _init
 
 LONGEST = 8  # taps of the fused op
 # The largest relative error of taps for which they stand for a filter: rounding of FP32, or of float64.
@@ -51,7 +48,7 @@ class _Known(NamedTuple):
     filter: Callable[[], Tensor | None]
     version: int
     taps: _Taps | str  # or why there are none
-    prepared: dict[Hashable, Filter]  # by the image's shape and the arguments of a call
+    calls: dict[Hashable, _Call]  # by the image's shape and the arguments of a call
 
 
 _known: dict[int, _Known] = {}  # by the tensor's id
@@ -119,9 +116,9 @@ def upfirdn2d(
             up, down, padding = (tuple(e) if isinstance(e, list) else e for e in (up, down, padding))
         key = (x.shape, x.stride(), x.dtype, x.device, up, down, padding, flip_filter, gain, impl)
         known = _find_known(f)
-        prepared = None if known is None else known.prepared.get(key)
-        if prepared is not None:
-            return run_filter(prepared, x)
+        call = None if known is None else known.calls.get(key)
+        if call is not None:
+            return run_call(x, call)
     if impl not in ("ref", "cuda"):
         raise ValueError(f'impl must be "ref" or "cuda", got {impl!r}')
     if x.dim() != 4 or not x.is_floating_point():
@@ -143,10 +140,9 @@ def upfirdn2d(
                 options = {"padding": sides, "gain": gain * taps.gain, "flip": flip_filter}
                 call = _plan(image, taps.taps, up=ups[0], down=downs[0], **options)
                 call = call._replace(nhwc=not image.is_contiguous())
-                prepared = Filter(call, image.shape, image.dtype, image.device)
                 if image is x and isinstance(gain, int | float):
-                    remember(served.prepared, key, prepared)
-                return run_filter(prepared, image)
+                    remember(served.calls, key, call)
+                return run_call(image, call)
             warn_once("upfirdn2d", str(served))
         return _compute(x, f, ups, downs, sides, flip_filter, gain)
 

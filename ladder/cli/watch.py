@@ -1,0 +1,253 @@
+"""`ladder watch`: run a user's training, observe some of its steps, and report what they lose."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladder.core import options
+from ladder.core.errors import UserError
+from ladder.core.records import read_record, write_record
+from ladder.core.starting import format_command, shorten_path
+from ladder.core.text import clean_line, format_count, format_ms, format_percent, make_slug
+from ladder.watch.findings import Finding, Observation, list_findings
+
+INSIDE = Path(__file__).parents[1] / "watch" / "inside"
+VARIABLE = "LADDER_WATCH"
+POLL_S = 0.3
+STOP_S = 15.0  # a program that was to stop has so long, and is then ended
+FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+MOST_LINES = 3  # of a finding in the terminal
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog="""\b
+Examples:
+  ladder watch -- python train.py --batch 8         the training goes on after the report
+  ladder watch --stop --module train -- --batch 8   `python -m train --batch 8`, which ends after it
+  ladder watch --report watch.json --html page.html""",
+)
+@click.argument("command", metavar="[-- COMMAND...]", nargs=-1, type=click.UNPROCESSED)
+@click.option("--module", metavar="NAME", help="Run `python -m NAME`; COMMAND has its arguments.")
+@click.option("--skip", type=options.IntRange(2, 10**6), default=40, show_default=True,
+              help="Warm-up: steps before the first that is profiled.")  # fmt: skip
+@click.option("--steps", type=options.IntRange(1, 1000),
+              help="Steps to profile. [default: 4, or a period of lazy regularization]")  # fmt: skip
+@click.option("--stop", is_flag=True, help="End the training after the profiled steps.")
+@click.option("--out", metavar="FILE", type=options.FILE, default="watch.json", show_default=True,
+              help="The observation goes here.")  # fmt: skip
+@click.option("--report", "path", metavar="FILE", type=options.FILE, help="Report on an observation.")
+@click.option("--html", metavar="FILE", type=options.FILE, help="With --report: also write it as a page.")
+@options.json_option
+def watch(
+    command: tuple[str, ...], module: str | None, skip: int, steps: int | None, stop: bool, out: Path,
+    path: Path | None, html: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Watch a training of your own, and report what its steps lose.
+
+    COMMAND runs as it would without the watch, in any Python with PyTorch 2.4 or later. A step ends when an optimizer
+    steps. After --skip steps, some are profiled, and the report appears on stderr: findings by the time at stake, each
+    with its lines. What the training computes does not change.
+
+    Exit status: that of COMMAND; 2 if nothing could be watched.
+    """
+    if path is not None:
+        if command or module:
+            raise UserError("--report reads an observation and runs no command: leave one of them out")
+        seen = read_observation(path)
+        if html is not None:
+            write_page(seen, html)
+        return click.echo(json.dumps(write_report(seen), indent=1) if as_json else render_report(seen))
+    if html is not None or as_json:
+        raise UserError("--html and --json go with --report FILE")
+    if module:
+        command = ("python", "-m", module, *command)
+    if not command:
+        raise UserError("name the training's command: `ladder watch -- python train.py`")
+    settings = {"skip": skip, "steps": steps, "stop": stop}
+    sys.exit(run_watched(list(command), settings, out))
+
+
+# --- the training -----------------------------------------------------------------------------------------------------
+
+
+def run_watched(command: list[str], settings: dict[str, Any], out: Path) -> int:
+    """Run a command under the watch, print its report, and return the exit status. Raises UserError."""
+    with tempfile.TemporaryDirectory(prefix="ladder-watch-") as folder:
+        path = Path(folder) / "observation.json"
+        paths = [str(INSIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        variables = {
+            VARIABLE: json.dumps({"path": str(path), **settings}),
+            "PYTHONPATH": os.pathsep.join(paths),
+        }
+        quiet = {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "9")}  # the profiler's own lines
+        try:
+            child = subprocess.Popen(command, env={**os.environ, **variables, **quiet})
+        except OSError as error:
+            hint = "; is it `python ...`?" if command[0].endswith(".py") else ""
+            raise UserError(f"{command[0]}: cannot be started: {error.strerror}{hint}") from None
+        with forward_signals(child):
+            while child.poll() is None and not path.exists():
+                time.sleep(POLL_S)
+            is_observed = path.exists()
+            if is_observed:
+                shutil.copyfile(path, out)
+                click.echo(render_report(read_observation(out)), err=True)
+                page = format_command("watch", "--report", shorten_path(out), "--html", "page.html")
+                click.echo(f"the observation: {shorten_path(out)}; as a page: `{page}`", err=True)
+            if is_observed and settings["stop"]:
+                end_program(child)
+            status = child.wait()
+        if is_observed and settings["stop"]:
+            return 0
+        if not is_observed:
+            click.echo(f"ladder: {describe_miss(Path(f'{path}.claim'), command)}", err=True)
+        status = 128 - status if status < 0 else status
+        return status if is_observed else status or 2
+
+
+@contextlib.contextmanager
+def forward_signals(child: subprocess.Popen[bytes]) -> Any:
+    """Pass signals on to the program. A terminal's Ctrl-C reaches it by itself, so this process ignores that one."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *FORWARDED)}
+    signal.signal(signal.SIGINT, lambda *_: None)
+    for number in FORWARDED:
+        signal.signal(number, lambda number, _: child.send_signal(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_program(child: subprocess.Popen[bytes]) -> None:
+    """Wait for a program that stops by itself; end one that does not, such as other ranks that wait for rank 0."""
+    for end in (child.terminate, child.kill):
+        try:
+            child.wait(STOP_S)
+            return
+        except subprocess.TimeoutExpired:
+            end()
+
+
+def describe_miss(claim: Path, command: list[str]) -> str:
+    """Return why there is no observation, in one line."""
+    if not claim.exists():
+        return f"no step was seen: no optimizer of PyTorch stepped in `{clean_line(' '.join(command))}`"
+    try:
+        noted = json.loads(claim.read_bytes())
+    except ValueError:
+        return "the training ended before its steps could be watched"
+    if "fault" in noted:
+        return f"the training was not watched to the end: {clean_line(noted['fault'])}"
+    fewer = (
+        f"; with --skip {max(2, noted['steps'] // 2)} --steps 1 it is enough" if noted["steps"] > 4 else ""
+    )
+    return f"the training ended after {format_count(noted['steps'], 'step')}, before the watch did{fewer}"
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+def read_observation(path: Path) -> Observation:
+    """Return an observation. Raises UserError: no file of `ladder watch`."""
+    from ladder.results import store
+
+    return read_record(Observation, store.read(path), str(path))
+
+
+def describe_training(seen: Observation) -> list[str]:
+    """Return sentences on the step: its time, where it ran, what ends it."""
+    busy = "" if seen.busy_ms is None else f", in which the GPU works {format_ms(seen.busy_ms)} ms"
+    profiled = f"{format_count(seen.window, 'step')} profiled after {len(seen.walls_ms)}"
+    lines = [f"a step takes {format_ms(seen.step_ms)} ms{busy}; {profiled}"]
+    lines.append(f"{seen.gpu or 'CPU'}, PyTorch {seen.torch}, Python {seen.python}")
+    each_step = (f"{o.name} at {o.line} {o.calls / seen.window:.2g}x" for o in seen.optimizers if o.calls)
+    return [*lines, f"updates in a step: {', '.join(each_step)}"]
+
+
+def list_details(seen: Observation, finding: Finding) -> list[tuple[str, str]]:
+    """Return what there is to say of a finding: where, what to do, what it is worth, what to watch out for."""
+    named = [f"{line}  {seen.lines.get(line, '')}".strip() for line in finding.where[:MOST_LINES]]
+    more = len(finding.where) - len(named)
+    named += [f"and {format_count(more, 'more line')}"] if more > 0 else []
+    worth = "no time was measured" if seen.gpu else "no time on a CPU was measured"
+    if finding.ms is not None:
+        worth = f"at most {format_ms(finding.most * finding.ms)} ms a step, an upper bound"
+    if measured := find_measured(seen.gpu, finding.rung):
+        worth = f"{worth}; measured by this project: {measured}"
+    details = [*(("where", line) for line in named), ("do", finding.do), ("worth", worth)]
+    return [*details, *([("careful", finding.careful)] if finding.careful else [])]
+
+
+def find_measured(gpu: str | None, rung: str) -> str:
+    """Return what a rung, or the removal of a mistake, gained on this model of GPU; "" if nobody measured it."""
+    from ladder.cli import listing
+    from ladder.plan import modes
+    from ladder.results import ranking
+
+    stored = ranking.stored(listing.RESULTS, [make_slug(gpu)]) if gpu and rung else []
+    for mode in (modes.CUMULATIVE, modes.MISTAKES):
+        if best := listing.choose_best(rung, stored, mode):
+            result, timed = best[1], ranking.rung_of(best[1], rung)
+            by_gpu, by_step = listing.answer_gains(timed)
+            about = "the mistake" if mode == modes.MISTAKES else f"{rung} in {result.ladder.name}"
+            return f"{about}, {result.workload['name']}: GPU's work {by_gpu}, step {by_step}"
+    return ""
+
+
+def write_report(seen: Observation) -> dict[str, Any]:
+    """Return the findings and the figures of the step as plain data."""
+    findings = [
+        write_record(each) | {"measured": find_measured(seen.gpu, each.rung)} for each in list_findings(seen)
+    ]
+    return {"step_ms": seen.step_ms, "busy_ms": seen.busy_ms, "gpu": seen.gpu, "findings": findings}
+
+
+def name_stake(finding: Finding) -> str:
+    if finding.ms is None:
+        return "time unknown"
+    return f"{format_ms(finding.ms)} ms of a step, {format_percent(finding.share)}"
+
+
+def render_report(seen: Observation) -> str:
+    """Return the report for a terminal."""
+    lines, findings = describe_training(seen), list_findings(seen)
+    for number, finding in enumerate(findings, start=1):
+        lines += ["", f"{number}. {finding.what}: {name_stake(finding)}"]
+        lines += [f"   {name:<8} {clean_line(text)}" for name, text in list_details(seen, finding)]
+    return "\n".join([*lines, *([] if findings else ["", "no finding: nothing that this watch looks for"])])
+
+
+def write_page(seen: Observation, path: Path) -> None:
+    """Write the report as a page, whole or not at all."""
+    from ladder.core import files
+    from ladder.show.page import Bar, Bars, Block, Code, Fold, Head, Part, Section, render_page
+
+    timed = [each for each in list_findings(seen) if each.ms is not None]
+    bars = [Bar(each.id, [Part(each.ms, "busy", [format_ms(each.ms)])], name_stake(each)) for each in timed]
+    chart = [Bars(bars, "Milliseconds of a step at stake", most=seen.step_ms)] if bars else []
+    folds: list[Block] = []
+    for each in list_findings(seen):
+        details = list_details(seen, each)
+        code = Code("\n".join(text for name, text in details if name == "where"))
+        rest = [f"{name}: {text}" for name, text in details if name != "where"]
+        folds.append(Fold(f"{each.what}: {name_stake(each)}", [code, rest], each.id, is_open=True))
+    about = "Times overlap: do not add them up. A loss without a bar has no measured time."
+    section = Section("findings", "Findings", about, [*chart, *(folds or ["no finding"])])
+    facts = describe_training(seen)
+    tiles = [("ms a step", format_ms(seen.step_ms), "")]
+    head = Head("ladder watch", f"{format_count(len(folds), 'finding')} in a training step", facts, [], tiles)
+    files.write_file(path, render_page(head, [section]))

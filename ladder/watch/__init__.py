@@ -1,0 +1,1 @@
+"""`ladder watch`: what a stranger's training loses. `inside/` observes in its process, `findings` judges afterwards."""
