@@ -7,6 +7,7 @@ integer division. The start of a tile is a 64-bit number, the offset in the tile
 more than 2^31 elements, and an element still costs one addition.
 """
 
+import contextlib
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -155,6 +156,13 @@ def output_dtype(x: Tensor) -> torch.dtype:
     if x.dtype is not torch.float64 and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return x.dtype
+
+
+def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
+    """Switch autocast off where it is on: what is computed inside has x's dtype."""
+    kind = x.device.type
+    is_on = torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if is_on else contextlib.nullcontext()
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

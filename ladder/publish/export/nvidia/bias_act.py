@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import bias_act as _fused
-from kernels.common.tiles import dense, is_nhwc
+from kernels.common.tiles import dense, is_nhwc, without_autocast
 from kernels.pointwise.bias_act import Call
 from ladder.publish.export.nvidia.prepared import (
     Pass,
@@ -19,7 +19,6 @@ from ladder.publish.export.nvidia.prepared import (
     remember,
     run_pass,
     warn_once,
-    without_autocast,
 )
 from ladder.publish.export.nvidia.prepared import _init as _init
 

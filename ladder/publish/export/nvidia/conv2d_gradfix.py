@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.common.tiles import dense, output_dtype
+from kernels.common.tiles import dense, output_dtype, without_autocast
 from kernels.linear import conv2d as _ops
-from ladder.publish.export.nvidia.prepared import is_needed, remember, warn_once, without_autocast
+from ladder.publish.export.nvidia.prepared import is_needed, remember, warn_once
 
 enabled = False  # False: PyTorch's own convolutions
 weight_gradients_disabled = False  # read while a backward pass runs

@@ -66,13 +66,6 @@ def is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[torch.autocast | None]:
-    """Switch autocast off where it is on: a result has x's dtype."""
-    kind = x.device.type
-    is_on = torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if is_on else contextlib.nullcontext()
-
-
 def remember(known: dict[Hashable, Any], key: Hashable, prepared: Any) -> None:
     """Keep what was prepared for a shape. A program with ever new shapes begins anew when it has too many."""
     if len(known) >= MOST:

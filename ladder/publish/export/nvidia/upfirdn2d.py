@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.common.tiles import dense
+from kernels.common.tiles import dense, without_autocast
 from kernels.linear import conv2d as _ops
 from kernels.upfirdn.upfirdn2d import _plan
 from ladder.publish.export.nvidia.prepared import (
@@ -24,7 +24,6 @@ from ladder.publish.export.nvidia.prepared import (
     remember,
     run_filter,
     warn_once,
-    without_autocast,
 )
 from ladder.publish.export.nvidia.prepared import _init as _init
 
