@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ORIGIN = package.Origin(version="1.2.3", commit="0" * 40)
 PARENT = "dropped_in"  # another name than NVIDIA's, so that both are modules of one process
 F1331 = (1.0, 3.0, 3.0, 1.0)
-Ops = SimpleNamespace  # by name: the five modules
+Ops = SimpleNamespace  # by name: the modules
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -42,7 +42,7 @@ def drop_ins(folder: Path, parent: str = PARENT) -> Iterator[Ops]:
 
 
 def modules(parent: str) -> Ops:
-    """Return the five modules of a package, with convolutions enabled."""
+    """Return the modules of a package, with convolutions enabled."""
     found: dict[str, ModuleType] = {
         name: importlib.import_module(f"{parent}.ops.{name}") for name in drop_in.REPLACED
     }

@@ -6,7 +6,9 @@ Calls are prepared for a shape: the same results and launches, without questions
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -165,6 +167,27 @@ def test_weight_gradients_are_left_out_while_the_backward_pass_runs_inside(ops: 
     with pytest.raises(ZeroDivisionError), gradfix.no_weight_gradients():
         raise ZeroDivisionError
     assert not gradfix.weight_gradients_disabled
+
+
+# ---- sampling ----------------------------------------------------------------------------------------------------
+
+
+def test_sampling_has_derivatives_by_the_image_of_any_order(ops: cases.Ops) -> None:
+    module = ops.grid_sample_gradfix
+    x = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
+    grid = torch.rand(2, 3, 2, 2, dtype=torch.float64, requires_grad=True) * 2.4 - 1.2
+    assert torch.autograd.gradcheck(module.grid_sample, (x, grid)) and not module.enabled
+    module.enabled = True
+    try:
+        assert torch.autograd.gradcheck(module.grid_sample, (x, grid))
+        fixed = grid.detach()
+        assert torch.autograd.gradgradcheck(lambda x: module.grid_sample(x, fixed).pow(3), (x,))
+        plain = torch.nn.functional.grid_sample(x, fixed, align_corners=False)
+        torch.testing.assert_close(module.grid_sample(x, fixed), plain)
+        with pytest.raises(ValueError, match=r"got \[2, 3, 4, 5\] and \[2, 3\]"):
+            module.grid_sample(x, fixed[..., 0, 0])
+    finally:
+        module.enabled = False
 
 
 # ---- filters -----------------------------------------------------------------------------------------------------
@@ -427,7 +450,7 @@ def test_a_kernel_is_launched_itself_after_triton_has_compiled_it(
 
 LAYER_ALONE = """
 import torch
-from torch_utils.ops import bias_act, conv2d_gradfix, conv2d_resample, fma, upfirdn2d
+from torch_utils.ops import bias_act, conv2d_gradfix, conv2d_resample, fma, grid_sample_gradfix, upfirdn2d
 conv2d_gradfix.enabled = True
 f = upfirdn2d.setup_filter([1, 3, 3, 1])
 x, w = torch.randn(2, 3, 4, 4, requires_grad=True), torch.randn(5, 3, 3, 3, requires_grad=True)
@@ -435,6 +458,14 @@ y = conv2d_resample.conv2d_resample(x, w, f, up=2, padding=1, flip_weight=False)
 y = bias_act.bias_act(fma.fma(y, torch.ones(2, 5, 1, 1), torch.ones(2, 1, 8, 8)), torch.zeros(5), act="lrelu")
 (g,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
 g.square().sum().backward()
+class InfiniteSampler(torch.utils.data.Sampler):
+    def __init__(self, dataset):
+        super().__init__(dataset)
+InfiniteSampler([1])
+optimizers = [torch.optim.Adam([w], betas=betas, eps=1e-8) for betas in ([0, 0], [0, 0.99], (0.0, 0.99))]
+optimizers[0].param_groups[0]["betas"] = (0, 0.9)  # as R3GAN sets it at each step
+for optimizer in optimizers:
+    optimizer.step()
 print(y.shape[2], bool(w.grad.abs().sum() > 0), bias_act._init(), upfirdn2d._init())
 """
 
@@ -449,11 +480,30 @@ def test_the_files_need_torch_alone_and_are_plain_pytorch_on_a_cpu(tmp_path: Pat
 
 def test_the_files_import_nothing_of_ours_and_overwrite_only_what_they_replace() -> None:
     texts = drop_in.render_files(ORIGIN)
-    assert {path for path in texts if path.count("/") == 1} == {f"ops/{name}.py" for name in drop_in.REPLACED}
+    assert {path for path in texts if path.count("/") < 2} == {
+        "__init__.py",
+        *(f"ops/{name}.py" for name in drop_in.REPLACED),
+    }
     check_imports(texts)
     page = texts[f"ops/{drop_in.PACKAGE}/README.md"]
     assert drop_in.digest_files(texts) in page and "ops.upfirdn2d(" in page
     assert "NVIDIA CORPORATION" not in "".join(texts.values())
+
+
+@nvidia_clone.needed
+def test_the_train_py_of_a_clone_starts(tmp_path: Path) -> None:
+    """Of any clone with NVIDIA's layout; what it downloads or shows with has stand-ins."""
+    shutil.copytree(nvidia_clone.CLONE, tmp_path / "clone", ignore=shutil.ignore_patterns(".git"))
+    drop_in.export(ORIGIN, tmp_path / "out")
+    shutil.copytree(tmp_path / "out", tmp_path / "clone", dirs_exist_ok=True)
+    (tmp_path / "stubs").mkdir()
+    for name in ("psutil", "requests", "tqdm"):
+        (tmp_path / f"stubs/{name}.py").write_text("tqdm = lambda rows, *a, **k: rows\n")
+    run = subprocess.run(
+        [sys.executable, "train.py", "--help"], cwd=tmp_path / "clone", capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "stubs")},
+    )  # fmt: skip
+    assert run.returncode == 0 and "--outdir" in run.stdout, run.stderr
 
 
 def test_the_command_writes_the_files_and_refuses_more_options(
@@ -464,9 +514,10 @@ def test_the_command_writes_the_files_and_refuses_more_options(
     (tmp_path / "stylegan3/torch_utils/ops").mkdir(parents=True)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    assert "5 drop-in files" in succeed(*export.split()[1:]).stdout
+    assert "6 drop-in ops" in succeed(*export.split()[1:]).stdout
     subprocess.run(copy.split(), check=True)
-    assert (tmp_path / "stylegan3/torch_utils/ops/fma.py").is_file()
+    ops = tmp_path / "stylegan3/torch_utils/ops"
+    assert (ops / "fma.py").is_file() and (ops / drop_in.PACKAGE).is_dir()
     assert "is not empty" in refused("export", tmp_path / "work", "--like", "nvidia")
     assert "needs DIR and nothing else" in refused("export", "--like", "nvidia")
     assert "needs DIR and nothing else" in refused(

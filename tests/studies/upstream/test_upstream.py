@@ -77,6 +77,7 @@ FILES = {
             return torch.nn.functional.conv2d(x, weight, padding=1, stride=2, groups=len(weight))
         """,
     "torch_utils/ops/fma.py": "def fma(a, b, c):\n    return a * b + c\n",
+    "torch_utils/ops/grid_sample_gradfix.py": "enabled = False\n",
     "torch_utils/ops/conv2d_resample.py": """
         import torch
         from . import conv2d_gradfix

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.common.tiles import dense, output_dtype, without_autocast
+from kernels.double_backward import fast_double_backward as fast_double_backward
 from kernels.linear import conv2d as _ops
 from ladder.publish.export.nvidia.prepared import is_needed, remember, warn_once
 
