@@ -33,9 +33,11 @@ def drop_ins(folder: Path, parent: str = PARENT) -> Iterator[Ops]:
         (folder / drop_in.TOP).rename(folder / parent)
     assert written
     sys.path.insert(0, str(folder))
+    found = modules(parent)
     try:
-        yield modules(parent)
+        yield found
     finally:
+        found.conv2d_gradfix.use.undo()
         sys.path.remove(str(folder))
         for name in [name for name in sys.modules if name.partition(".")[0] == parent]:
             del sys.modules[name]

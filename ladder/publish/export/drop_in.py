@@ -11,7 +11,7 @@ from ladder.publish.export import nvidia, package
 from ladder.publish.export.package import Origin
 
 PACKAGE = "_ladder_ops"  # beside the drop-in files, imported from there
-OPS = ("bias_act", "conv2d", "conv_transpose2d", "upfirdn2d")  # that the drop-in files call
+OPS = ("bias_act", "upfirdn2d")  # that the drop-in files call
 TOP, FOLDER = "torch_utils", "ops"
 UNDO = f"git checkout {TOP}; rm -r {TOP}/{FOLDER}/{PACKAGE}"  # in a clone
 HERE = Path(__file__).parent / "nvidia"
@@ -34,14 +34,12 @@ PyTorch accept two arguments of the training loops again: whole numbers as Adam'
 
 They need Python 3.10 and PyTorch {pytorch} or newer. The `environment.yml` of a clone is older. Nothing is built: the
 ops run as Triton kernels on a CUDA GPU (Triton {triton} or newer), and as plain PyTorch everywhere else and with
-`impl="ref"`. `conv2d_gradfix.enabled` must be True, as in NVIDIA's training loop. A warning names each call that no
-fused op serves, once: filters of rank above 1 or of more than 8 taps, factors above 2, dilation, activations other than
-linear, relu and lrelu.
+`impl="ref"`. A warning names each call that no fused op serves, once: filters of rank above 1 or of more than 8 taps,
+factors above 2, activations other than linear, relu and lrelu.
 
-Networks that call PyTorch's convolutions themselves, as R3GAN's do, need one more line in `training/training_loop.py`,
-below `conv2d_gradfix.enabled = True`:
-
-    conv2d_gradfix.fast_double_backward()
+The import of `conv2d_gradfix` makes second derivatives of PyTorch's own convolutions fast, so networks that call those,
+as R3GAN's do, gain too. `conv2d_gradfix.enabled` must be True, as in all these training loops, for
+`no_weight_gradients` to take effect.
 
 # The ops below them
 """

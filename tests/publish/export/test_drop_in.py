@@ -366,27 +366,40 @@ class _Counted(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_backward_pass_that_nothing_differentiates_is_one_call(ops: cases.Ops) -> None:
+def test_only_the_wanted_gradients_are_computed(ops: cases.Ops) -> None:
     conv2d = ops.conv2d_gradfix.conv2d
     x, weight = image(1, 2, 5, 5), image(3, 2, 3, 3)
     y = conv2d(x, weight)
-    for inputs, name, masks in (
-        ((x, weight), "convolution_backward", [[True, True, False]]),
-        ((weight,), "convolution_backward", [[True, True, False]]),  # as PyTorch asks a Function: for both
-        ((x,), "convolution", []),
+    for inputs, mask in (
+        ((x, weight), [True, True, False]),
+        ((weight,), [False, True, False]),
+        ((x,), [True, False, False]),
     ):
         with _Counted() as counted:
             torch.autograd.grad(y, inputs, torch.ones_like(y), retain_graph=True)
-        assert +counted.calls == {name: 1} and counted.masks == masks
+        assert +counted.calls == {"convolution_backward": 1} and counted.masks == [mask]
     with _Counted() as counted:
         conv2d(x.detach(), weight).sum().backward()
     assert counted.masks == [[False, True, False]]
     with torch.no_grad():
         assert conv2d(x, weight).grad_fn is None
-    frozen = conv2d(x, weight.detach())
-    assert (
-        frozen.grad_fn is not None and frozen.grad_fn.saved_tensors[0] is None
-    )  # the image is not kept alive
+
+
+def test_networks_that_call_pytorchs_convolutions_are_served_until_undone(ops: cases.Ops) -> None:
+    x, weight = image(1, 2, 9, 9), image(3, 2, 3, 3)
+
+    def count() -> int:
+        (g,) = torch.autograd.grad(torch.nn.functional.conv2d(x, weight).sum(), x, create_graph=True)
+        with torch.autograd.set_multithreading_enabled(False), _Counted() as counted:
+            g.square().sum().backward()
+        return counted.calls["convolution"]  # one whose kernel is the image
+
+    assert count() == 0
+    try:
+        ops.conv2d_gradfix.use.undo()
+        assert count() > 0
+    finally:
+        ops.conv2d_gradfix.use = inside().fast_double_backward()
 
 
 @pytest.mark.gpu
