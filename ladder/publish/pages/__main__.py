@@ -112,6 +112,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "machines": render_machines,
     "mapped": tables.render_files("map", slice(-1)),  # without the times of cells
     "passes": tables.render_passes,
+    "penalty": tables.render_files("penalty", slice(1)),
     "rungs": tables.render_run,
     "targets": tables.render_targets,
     "upstream": tables.render_files("upstream", slice(2)),
