@@ -1,15 +1,15 @@
 """`ladder penalty`: an R1 step of common discriminators, with and without `fast_double_backward`.
 
-The two sides take turns in one process, in random order. A factor is the mean of the pairs' ratios, with its interval.
+The two sides take turns in one process. A factor is the mean of the pairs' ratios, with its interval.
 """
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
@@ -18,14 +18,14 @@ from ladder.core.errors import UserError
 from ladder.core.job import Job
 from ladder.core.options import declare_option
 from ladder.core.records import read_record
-from ladder.core.text import format_count, format_ms
+from ladder.core.text import format_ms
 from ladder.show.table import Column, Table
 from ladder.stats import estimates
 from ladder.studies import frame
 from ladder.studies.base import Session, Study, StudyFile
 
 Network = Literal["DCGAN", "PatchGAN", "SNGAN-ResNet", "R3GAN", "UNet"]
-PRECISIONS = ("tf32", "bf16")
+Precision = Literal["tf32", "bf16"]
 ALLOWED = 2.5  # times the error of PyTorch's own formula
 ROUNDING = 1e-6
 NETWORK = declare_option("Discriminators. [default: all]", argument=True, metavar="[NETWORK]...")
@@ -44,23 +44,16 @@ class Case(frame.Case):
     """A network in a precision: PyTorch's default in NCHW, or BF16 autocast in channels_last."""
 
     network: Network
-    precision: Literal["tf32", "bf16"]
+    precision: Precision
 
 
 class Observed(frame.Observation, kw_only=True):
-    """Steps by PyTorch's formula and by ours: times, peak memory, and the gradients' relative error against FP64."""
+    """Steps by PyTorch's formula and by ours: times, and the gradients' relative error against FP64."""
 
     plain_ms: r.Samples = []
     fast_ms: r.Samples = []
-    plain_bytes: r.Bytes | None = None
-    fast_bytes: r.Bytes | None = None
     plain_error: r.Amount = 0.0
     fast_error: r.Amount = 0.0
-
-    @property
-    def ratios(self) -> list[float]:
-        """Return how many times as fast ours was, pair by pair."""
-        return [plain / fast for plain, fast in zip(self.plain_ms, self.fast_ms, strict=True)]
 
 
 File = StudyFile[Options, Case, Observed]
@@ -86,40 +79,31 @@ ladder penalty R3GAN --batch 64
     needs_gpu = "penalties are timed on a CUDA GPU"
 
     def plan_cases(self, job: Job) -> dict[str, Case]:
-        from ladder.studies.penalty.networks import NETWORKS
-
-        names: Any = job.options.networks or list(NETWORKS)
+        names: Any = job.options.networks or get_args(Network)
         if len({*names}) < len(names):
             raise UserError("ladder penalty: a network is named twice")
-        return {
-            f"{name} {how}": Case(network=name, precision=how)  # type: ignore[arg-type]
-            for name in names
-            for how in PRECISIONS
-        }
+        pairs = itertools.product(names, get_args(Precision))
+        return {f"{name} {how}": Case(network=name, precision=how) for name, how in pairs}
 
-    def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
-        return f"penalty on {job.device}: {format_count(len(cases), 'case')}, batch {job.options.batch}"
+    def announce(self, job: Job, cases: Any) -> str:
+        return f"penalty on {job.device}: {len(cases)} cases, batch {job.options.batch}"
 
     def observe(self, session: Session, key: str, case: Case) -> Observed:
         import torch
 
         from ladder.studies.penalty import networks
 
-        session.share(hold_device)
-        job, options = session.job, session.job.options
+        session.settle()
+        options, device = session.job.options, session.job.device
+        sizes = options.batch, options.repeats
         try:
-            found = networks.measure(
-                case.network, case.precision, options.batch, options.repeats, job.device, options.seed
-            )
+            observed = networks.measure(case.network, case.precision, *sizes, device, options.seed)
         except torch.OutOfMemoryError:
             return Observed(status="oom", reason="out of memory")
-        observed = read_record(Observed, found)
-        if observed.fast_error > ALLOWED * observed.plain_error + ROUNDING:
-            return Observed(
-                status="failed: parity",
-                reason=f"error {observed.fast_error:.1e}, PyTorch's {observed.plain_error:.1e}",
-            )
-        return observed
+        plain, fast = observed["plain_error"], observed["fast_error"]
+        if fast > ALLOWED * plain + ROUNDING:
+            return Observed(status="failed: parity", reason=f"error {fast:.1e}, PyTorch's {plain:.1e}")
+        return read_record(Observed, observed)
 
     def describe(self, observation: Observed) -> str:
         plain, fast = map(statistics.median, (observation.plain_ms, observation.fast_ms))
@@ -129,18 +113,16 @@ ladder penalty R3GAN --batch 64
         rows = []
         for name, case in file.cases.items():
             each = file.observed.get(name, Observed(status="n/a", reason="not measured"))
-            row = {"name": name, **frame.write_row(case, each)}
+            rows.append({"name": name, **frame.write_row(case, each)})
             if each.plain_ms:
-                row |= {
-                    "factor": math.exp(statistics.fmean(map(math.log, each.ratios))),
-                    "interval": estimates.log_interval(each.ratios),
-                }
-            rows.append(row)
+                logs = [math.log(a / b) for a, b in zip(each.plain_ms, each.fast_ms, strict=True)]
+                interval = estimates.log_interval([*map(math.exp, logs)])
+                rows[-1] |= {"factor": math.exp(statistics.fmean(logs)), "interval": interval}
         return {"networks": rows, "notes": frame.list_cautions(self, file)}
 
     def list_problems(self, file: File) -> Iterable[str]:
         for name, each in file.observed.items():
-            if each.status == "ok" and not (each.plain_ms and len(each.plain_ms) == len(each.fast_ms)):
+            if each.status == "ok" and not len(each.plain_ms) == len(each.fast_ms) > 1:
                 yield f"{name}: ok without pairs of times"
 
     def summarize(self, file: File) -> list[str]:
@@ -154,32 +136,19 @@ ladder penalty R3GAN --batch 64
     def list_tables(self, file: File) -> Iterable[Table]:
         columns = [
             Column("network"), Column("precision"), Column("ms without", "ms"), Column("ms with", "ms"),
-            Column("times faster", "factor"), Column("interval", priority=2), Column("GiB without", "ratio", 3),
-            Column("GiB with", "ratio", 3), Column("error without", priority=4), Column("error with", priority=4),
+            Column("times faster", "factor"), Column("interval", priority=2), Column("error without", priority=3),
+            Column("error with", priority=3),
         ]  # fmt: skip
         rows: list[list[Any]] = []
         for row in self.derive(file)["networks"]:
-            each, case = file.observed.get(row["name"]), file.cases[row["name"]]
-            if each is None or not each.plain_ms:
-                rows.append([case.network, case.precision, f"{row['status']}: {row['reason']}", *[None] * 7])
-                continue
-            between = "{:.2f}-{:.2f}".format(*row["interval"])
-            sizes = [size and size / 2**30 for size in (each.plain_bytes, each.fast_bytes)]
-            errors = [f"{error:.1e}" for error in (each.plain_error, each.fast_error)]
-            medians = map(statistics.median, (each.plain_ms, each.fast_ms))
-            rows.append([case.network, case.precision, *medians, row["factor"], between, *sizes, *errors])
+            rows.append([row["network"], row["precision"], f"{row['status']}: {row['reason']}", *[None] * 5])
+            if each := file.observed.get(row["name"]):
+                if each.plain_ms:
+                    medians = map(statistics.median, (each.plain_ms, each.fast_ms))
+                    errors = [f"{error:.1e}" for error in (each.plain_error, each.fast_error)]
+                    between = "{:.2f}-{:.2f}".format(*row["interval"])
+                    rows[-1][2:] = [*medians, row["factor"], between, *errors]
         yield Table(columns, rows)
 
 
 STUDY = Penalty()
-
-
-@contextlib.contextmanager
-def hold_device(session: Session) -> Iterator[None]:
-    """Keep others that measure away from the device."""
-    from ladder.core.locks import device_lock
-    from ladder.core.stopping import stop_on_sigterm
-    from ladder.machine import system
-
-    with device_lock(system.device_key(session.job.device)), stop_on_sigterm():
-        yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -50,20 +49,22 @@ def act() -> nn.Module:
     return nn.LeakyReLU(0.2)
 
 
+def stack(norm: Callable[[int], nn.Module], *rows: tuple[int, int, int]) -> list[nn.Module]:
+    """Return layers with 4x4 kernels from images on; a row is inputs, outputs and stride."""
+    layers = [[conv(i, o, 4, stride), norm(o), act()] for i, o, stride in rows]
+    return [conv(3, 64, 4, 2), act(), *itertools.chain(*layers)]
+
+
 def make_dcgan() -> nn.Module:
     """Return the discriminator of Radford et al. 2015."""
-    widths = itertools.pairwise((64, 128, 256, 512))
-    layers = [[conv(i, o, 4, 2, bias=False), nn.BatchNorm2d(o), act()] for i, o in widths]
-    return nn.Sequential(conv(3, 64, 4, 2), act(), *itertools.chain(*layers), nn.Conv2d(512, 1, 4))
+    rows = (64, 128, 2), (128, 256, 2), (256, 512, 2)
+    return nn.Sequential(*stack(nn.BatchNorm2d, *rows), nn.Conv2d(512, 1, 4))
 
 
 def make_patchgan() -> nn.Module:
     """Return the 70x70 discriminator of Isola et al. 2017, with instance norm."""
-    layers = [
-        [conv(i, o, 4, s), nn.InstanceNorm2d(o), act()]
-        for i, o, s in ((64, 128, 2), (128, 256, 2), (256, 512, 1))
-    ]
-    return nn.Sequential(conv(3, 64, 4, 2), act(), *itertools.chain(*layers), conv(512, 1, 4))
+    rows = (64, 128, 2), (128, 256, 2), (256, 512, 1)
+    return nn.Sequential(*stack(nn.InstanceNorm2d, *rows), conv(512, 1, 4))
 
 
 def make_sngan() -> nn.Module:
@@ -125,7 +126,7 @@ def measure(name: str, precision: str, batch: int, repeats: int, device: str, se
     network = make().to(device, memory_format=layout)
     images = torch.randn(batch, 3, resolution, resolution, device=device).contiguous(memory_format=layout)
     sides: dict[str, Any] = {"plain": contextlib.nullcontext, "fast": fast_double_backward}
-    memory = torch.cuda if device == "cuda" else None
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     found: dict[str, Any] = {f"{side}_ms": [] for side in sides}
     exact = compute_gradients(network.double(), images[:PROVED].double(), "fp64")
     network.float()
@@ -133,19 +134,14 @@ def measure(name: str, precision: str, batch: int, repeats: int, device: str, se
         with switch():
             wrong = compute_gradients(network, images[:PROVED], precision) - exact
         found[f"{side}_error"] = float(wrong.norm() / exact.norm())
-    order = random.Random(seed)
     for number in range(WARM + repeats):
-        for side in order.sample([*sides], 2):
+        for side in [*sides][:: 1 if number % 2 else -1]:
             network.zero_grad(set_to_none=True)
-            if memory:
-                memory.synchronize()
-                memory.reset_peak_memory_stats()
+            wait()
             begin = time.perf_counter()
             with sides[side]():
                 run_step(network, images, precision)
-            if memory:
-                memory.synchronize()
-                found[f"{side}_bytes"] = memory.max_memory_allocated()
+            wait()
             if number >= WARM:
                 found[f"{side}_ms"].append(1e3 * (time.perf_counter() - begin))
     return found
