@@ -7,6 +7,7 @@ The ops stand in folders by what they have in common. The docstring of each fold
 - upfirdn/: resampling by a short filter, alone and together with the activation beside it.
 - linear/: products with few rows or few channels, and convolutions that can be differentiated twice.
 - weights/: ops on parameters (demodulation, spectral norm, Adam).
+- double_backward.py: one line that gives PyTorch's own convolutions the derivatives of linear/conv2d.py.
 - common/: how tensors are cut into tiles, how sums are taken, how launches overlap, operators for torch.compile.
 - compile/: processes that compile kernels ahead of their launch.
 - tuning/: programs that search for the rows of the tables.
@@ -20,6 +21,7 @@ take CPU tensors, slowly, for tests. The `<op>_reference` functions run anywhere
 
 from . import started  # noqa: F401  isort: skip
 from . import alternatives, dispatch
+from .double_backward import fast_double_backward
 from .linear.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_transpose2d_reference
 from .linear.dense import dense, dense_group, dense_group_reference, dense_reference
 from .linear.rgb import from_rgb, from_rgb_reference, to_rgb, to_rgb_reference
@@ -83,6 +85,7 @@ __all__ = [
     "dense_group",
     "dense_group_reference",
     "dense_reference",
+    "fast_double_backward",
     "filter_act",
     "filter_act_modulate",
     "filter_act_modulate_reference",

@@ -14,9 +14,11 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .dispatch import can_run_fused
+from .double_backward import fast_double_backward
 
 # The largest relative error. A wrong formula shows in float64; second derivatives in float32 lose digits.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3}
@@ -274,6 +276,25 @@ def compare(
             )
 
 
+def check_double_backward(device: str) -> None:
+    """Compare PyTorch's own convolutions with themselves while `fast_double_backward` is on. Raises AssertionError."""
+    for function in (F.conv2d, F.conv_transpose2d):
+        shapes = (2, 4, 9, 8), (4, 2, 3, 3), (4,)
+        inputs = [torch.randn(shape, dtype=torch.float64, device=device) for shape in shapes]
+
+        def call(op: Callable[..., Any], x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return op(x, weight, bias, stride=2, padding=1, groups=2).sin()
+
+        plain = derivatives(call, function, inputs, 0)
+        with fast_double_backward():
+            ours = derivatives(call, function, inputs, 0)
+        for direction, tensors in plain.items():
+            wrong = max(map(error, ours[direction], tensors))
+            assert wrong <= TOLERANCE[torch.float64], (
+                f"{function.__name__}, {direction}: relative error {wrong:.1e}"
+            )
+
+
 # ---- this package ------------------------------------------------------------------------------------------------
 
 
@@ -282,6 +303,7 @@ def test_ops() -> None:
     from . import OPS
 
     check(OPS)
+    check_double_backward("cuda" if torch.cuda.is_available() else "cpu")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ So all derivatives are among three kinds of operation, and training runs each of
 Two Functions that call each other suffice. No kernel is ours: cuDNN (on a CPU: oneDNN) computes everything.
 """
 
-import contextlib
 from typing import NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 from ..common.arguments import ANY_WHOLE, check_tensors, is_number, listed
 from ..common.needed import needed
 from ..common.operators import OPERATORS, operator
-from ..common.tiles import dense, dense_as, output_dtype
+from ..common.tiles import dense, dense_as, output_dtype, without_autocast
 from .weight_gradients import defer
 
 Pair = tuple[int, int]
@@ -202,14 +201,6 @@ def _correlate(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tens
     return dense_as(found, geometry.nhwc)
 
 
-def _as_is(x: Tensor) -> contextlib.AbstractContextManager:
-    """Switch autocast off: a backward pass computes in the dtypes of its forward pass."""
-    kind = x.device.type
-    return (
-        torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()
-    )
-
-
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, geometry):
@@ -242,7 +233,7 @@ def gradients(
     A gradient that is not needed, or deferred, is None.
     """
     again = torch.is_grad_enabled()
-    with _as_is(g):
+    with without_autocast(g):  # in the dtypes of the forward pass
         g = dense_as(g, geometry.nhwc)
         dx = dweight = None
         if needs_weight and defer((weight,), lambda: [_correlate(g, x, weight.detach(), geometry)]):
@@ -274,7 +265,7 @@ class _WeightGradient(torch.autograd.Function):
             return None, None, None, None
         g, x = ctx.saved_tensors
         convolve = _Convolution.apply if torch.is_grad_enabled() else _convolve
-        with _as_is(u):
+        with without_autocast(u):
             u = dense_as(u, ctx.geometry.nhwc)
             dg = convolve(x, u, ctx.geometry) if needs_g else None
             dx = convolve(g, u, ctx.geometry.adjoint(ctx.size, u.shape)) if needs_x else None
@@ -295,7 +286,7 @@ def _format(nhwc: bool) -> torch.memory_format:
 )
 def convolution(x, weight, stride, padding, output_padding, transposed, groups, nhwc):
     """Compute `conv2d` or, transposed, `conv_transpose2d`."""
-    with _as_is(x):
+    with without_autocast(x):
         return _convolve(x, weight, Geometry(stride, padding, output_padding, transposed, groups, nhwc))
 
 
@@ -314,7 +305,7 @@ def _(x, weight, *arguments):
 )
 def correlation(g, x, weight, stride, padding, output_padding, transposed, groups, nhwc):
     """Compute the weight's gradient. Only shape and dtype of the weight count."""
-    with _as_is(x):
+    with without_autocast(x):
         geometry = Geometry(stride, padding, output_padding, transposed, groups, nhwc)
         return _correlate(g, x, weight, geometry)
 

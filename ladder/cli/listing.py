@@ -189,7 +189,15 @@ def _render_rung(name: str) -> list[str]:
                 launches = f"{f'{before.launches:,.0f} to ' if before else ''}{after.launches:,.0f}"
             marks = ", not to be quoted" if publishable(result) else ""
             gpu, workload = result.machine.gpu or machine, result.workload["name"]
-            cells = (gpu, workload, texts.format_ms(timed.step_ms), *answer_gains(timed), launches, over, advice)
+            cells = (
+                gpu,
+                workload,
+                texts.format_ms(timed.step_ms),
+                *answer_gains(timed),
+                launches,
+                over,
+                advice,
+            )
             rows.append([*map(texts.clean_line, cells), f"{os.path.relpath(path)}{marks}"])
             if machine in here and mode == modes.CUMULATIVE and timed.gpu_verdict in (FASTER, SLOWER):
                 if before and after:

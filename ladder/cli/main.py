@@ -31,7 +31,7 @@ from ladder.studies import STUDIES
 # The commands by the question that a user has, in the order of a first look.
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "Begin": ("doctor", "list", "show", "watch"),
-    "Measure": ("run", "kernels", "precision", "sustain", "upstream", "scale"),
+    "Measure": ("run", "kernels", "penalty", "precision", "sustain", "upstream", "scale"),
     "Understand": ("report", "explain", "profile", "host", "ablate", "map"),
     "Decide": ("recommend", "compare", "noise"),
     "Use": ("train", "sample", "export", "convert"),

@@ -90,14 +90,14 @@ Examples:
   ladder export out --ops conv2d,bias_act,upfirdn2d --package fast    out/fast: three ops
   ladder export out --ops all --package fast                          all ops
   cd out; python -m fast.test_ops                                     check the exported package
-  ladder export out --like nvidia; cp -r out/torch_utils CLONE/       fused ops in a clone of NVIDIA's stylegan3"""
+  ladder export out --like nvidia; cp -r out/torch_utils CLONE/       fused ops in a clone of stylegan3 or R3GAN"""
 )
 @click.argument("folder", metavar="DIR", required=False, type=options.ANY)
 @click.option("--ops", metavar="A,B,...", help='The ops to export, or "all". [required for a package]')
 @click.option("--package", metavar="NAME",
               help="The name under which Python will import the package. [required for it]")  # fmt: skip
 @click.option("--like", type=click.Choice(["nvidia"]),
-              help="Write drop-in files for a clone of NVIDIA's stylegan3 or stylegan2-ada-pytorch,"
+              help="Write drop-in files for a clone of NVIDIA's stylegan3 or stylegan2-ada-pytorch, or of R3GAN,"
               " instead of a package.")  # fmt: skip
 @click.option("--list", "listed", is_flag=True, help="Print each op with one line, and nothing else.")
 def export(folder: Path | None, ops: str | None, package: str | None, like: str | None, listed: bool) -> None:
@@ -108,7 +108,8 @@ def export(folder: Path | None, ops: str | None, package: str | None, like: str 
     empty. On a CPU, and wherever a fused op cannot run, an exported op is plain PyTorch. Several packages can be
     imported into one process.
 
-    --like nvidia writes DIR/torch_utils instead. Its files replace those of the same names in NVIDIA's repositories.
+    --like nvidia writes DIR/torch_utils instead. Its files replace those of the same names in a clone, whose
+    training then starts with today's PyTorch.
     """
     from ladder.publish.export import drop_in
     from ladder.publish.export import package as exporting
@@ -123,8 +124,9 @@ def export(folder: Path | None, ops: str | None, package: str | None, like: str 
             raise UserError(f"--like {like} needs DIR and nothing else: the ops and their names are {like}'s")
         written = drop_in.export(exporting.read_origin(), folder)
         place = shlex.quote(shorten_path(folder / drop_in.TOP))
-        click.echo(f"{place}: {len(drop_in.REPLACED)} drop-in files, {len(written)} in all")
+        click.echo(f"{place}: {len(drop_in.REPLACED)} drop-in ops, {len(written)} in all")
         click.echo(f"use them: cp -r {place} CLONE/")
+        click.echo(f"undo it: cd CLONE; {drop_in.UNDO}")
     elif folder is None or ops is None or package is None:
         raise UserError("ladder export needs DIR, --ops A,B,... and --package NAME; --list names the ops")
     else:

@@ -13,6 +13,7 @@ STUDIES = {
     "kernels": "kernelbench.study",
     "map": "map",
     "noise": "noise",
+    "penalty": "penalty",
     "precision": "precision",
     "profile": "profile.study",
     "doctor --roofline": "roofline.study",

@@ -26,6 +26,7 @@ ORDER = (
     "studies.frame",
     "studies.batch_search",
     "studies.kernelbench",
+    "studies.penalty",
     "studies.precision",
     "publish.export",
     "studies.upstream",

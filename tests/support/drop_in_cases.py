@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ORIGIN = package.Origin(version="1.2.3", commit="0" * 40)
 PARENT = "dropped_in"  # another name than NVIDIA's, so that both are modules of one process
 F1331 = (1.0, 3.0, 3.0, 1.0)
-Ops = SimpleNamespace  # by name: the six modules
+Ops = SimpleNamespace  # by name: the modules
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -33,16 +33,18 @@ def drop_ins(folder: Path, parent: str = PARENT) -> Iterator[Ops]:
         (folder / drop_in.TOP).rename(folder / parent)
     assert written
     sys.path.insert(0, str(folder))
+    found = modules(parent)
     try:
-        yield modules(parent)
+        yield found
     finally:
+        found.conv2d_gradfix.use.undo()
         sys.path.remove(str(folder))
         for name in [name for name in sys.modules if name.partition(".")[0] == parent]:
             del sys.modules[name]
 
 
 def modules(parent: str) -> Ops:
-    """Return the six modules of a package, with convolutions enabled."""
+    """Return the modules of a package, with convolutions enabled."""
     found: dict[str, ModuleType] = {
         name: importlib.import_module(f"{parent}.ops.{name}") for name in drop_in.REPLACED
     }

@@ -11,29 +11,35 @@ from ladder.publish.export import nvidia, package
 from ladder.publish.export.package import Origin
 
 PACKAGE = "_ladder_ops"  # beside the drop-in files, imported from there
-OPS = ("bias_act", "conv2d", "conv_transpose2d", "upfirdn2d")  # that the drop-in files call
+OPS = ("bias_act", "upfirdn2d")  # that the drop-in files call
 TOP, FOLDER = "torch_utils", "ops"
+UNDO = f"git checkout {TOP}; rm -r {TOP}/{FOLDER}/{PACKAGE}"  # in a clone
 HERE = Path(__file__).parent / "nvidia"
 REPLACED = ("bias_act", "conv2d_gradfix", "conv2d_resample", "fma", "grid_sample_gradfix", "upfirdn2d")
 SHARED = "prepared"  # goes into the package
+START = "start"  # becomes `torch_utils/__init__.py`, which NVIDIA left empty
 PAGE = """# Ops in place of NVIDIA's
 
 Exported by `ladder export --like nvidia` of the StyleGAN2 optimization ladder {version}, commit
 {commit}. The digest of the drop-in files is `{digest}`.
 
-{names} have the names,
-arguments and results of the files in `torch_utils/ops` of NVIDIA's stylegan3 and
-stylegan2-ada-pytorch. They were written anew and contain no code of NVIDIA's. Copy `torch_utils` over a clone's:
+{names}
+have the names, arguments and results of the files in `torch_utils/ops` of NVIDIA's stylegan3 and stylegan2-ada-pytorch,
+and of R3GAN. They were written anew and contain no code of NVIDIA's. `torch_utils/__init__.py`, empty in a clone, lets
+PyTorch accept two arguments of the training loops again: whole numbers as Adam's betas, and a sampler's data set. Copy
+`torch_utils` over a clone's, and take it back:
 
     cp -r torch_utils CLONE/
-
-To undo, run `git checkout torch_utils; rm -r torch_utils/ops/_ladder_ops` in the clone.
+    cd CLONE; {undo}
 
 They need Python 3.10 and PyTorch {pytorch} or newer. The `environment.yml` of a clone is older. Nothing is built: the
 ops run as Triton kernels on a CUDA GPU (Triton {triton} or newer), and as plain PyTorch everywhere else and with
-`impl="ref"`. `conv2d_gradfix.enabled` must be True, as in NVIDIA's training loop. A warning names each call that no
-fused op serves, once: filters of rank above 1 or of more than 8 taps, factors above 2, dilation, activations other than
-linear, relu and lrelu.
+`impl="ref"`. A warning names each call that no fused op serves, once: filters of rank above 1 or of more than 8 taps,
+factors above 2, activations other than linear, relu and lrelu.
+
+The import of `conv2d_gradfix` makes second derivatives of PyTorch's own convolutions fast, so networks that call those,
+as R3GAN's do, gain too. `conv2d_gradfix.enabled` must be True, as in all these training loops, for
+`no_weight_gradients` to take effect.
 
 # The ops below them
 """
@@ -48,11 +54,13 @@ def render_files(origin: Origin) -> dict[str, str]:
         text = _read_source(name).replace("\nfrom kernels", f"\nfrom .{PACKAGE}")
         text = text.replace(f"\nfrom {nvidia.__name__}.{SHARED} ", f"\nfrom .{PACKAGE}.{SHARED} ")
         texts[f"{FOLDER}/{name}.py"] = text.replace(f"\nfrom {nvidia.__name__} ", "\nfrom . ")
+    texts["__init__.py"] = _read_source(START)
     page = PAGE.format(
         version=origin.version,
         commit=origin.commit or "unknown",
         digest=digest_files(texts),
         names=", ".join(f"`{name}.py`" for name in REPLACED),
+        undo=UNDO,
         pytorch=".".join(map(str, package.PYTORCH_FUSED)),
         triton=".".join(map(str, package.TRITON)),
     )
@@ -85,5 +93,5 @@ def refuse_patched(clone: Path) -> None:
         if path.is_file() and f"from .{PACKAGE}" in path.read_text(encoding="utf-8", errors="replace"):
             raise UserError(
                 f"{clone}: {TOP}/{FOLDER}/{name}.py comes from `ladder export`, and would be measured as the clone's"
-                f" own: run `git checkout {TOP}; rm -r {TOP}/{FOLDER}/{PACKAGE}` there, or give another clone"
+                f" own: run `{UNDO}` there, or give another clone"
             )

@@ -33,7 +33,8 @@ EVERYWHERE = {
     "conv2d",
     "conv_transpose2d",
 }  # PyTorch computes these everywhere; only their derivatives are ours
-ADDED = ("LICENSE", "README.md", "dispatch.py", "test_ops.py")  # go into every package
+ADDED = ("LICENSE", "README.md", "dispatch.py", "double_backward.py", "test_ops.py")  # go into every package
+PUBLIC = ("OPS", "SOURCE_DIGEST", "fast_double_backward")  # of every package, beside its ops
 
 
 class Origin(NamedTuple):
@@ -113,6 +114,7 @@ if _sys.version_info < (3, 10) or tuple(map(int, _torch.__version__.split(".")[:
 
 {imports}
 from .dispatch import offer as _offer
+from .double_backward import fast_double_backward
 
 __version__ = {version!r}
 __commit__ = {commit!r}
@@ -170,9 +172,7 @@ def render_package(origin: Origin, ops: list[str]) -> dict[str, str]:
         commit=origin.commit,
         digest=files.digest_sources(KERNELS, [KERNELS / path for path in paths if path.endswith(".py")]),
         names=json.dumps([*functions], indent=4),
-        public=json.dumps(
-            sorted(["OPS", "SOURCE_DIGEST", *ops, *(f"{name}_reference" for name in ops)]), indent=4
-        ),
+        public=json.dumps(sorted([*PUBLIC, *ops, *(f"{name}_reference" for name in ops)]), indent=4),
     )
     return texts
 

@@ -113,6 +113,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "mapped": tables.render_files("map", slice(-1)),  # without the times of cells
     "parts": tables.render_parts,
     "passes": tables.render_passes,
+    "penalty": tables.render_files("penalty", slice(1)),
     "rungs": tables.render_run,
     "targets": tables.render_targets,
     "usual": tables.render_usual,

@@ -275,7 +275,8 @@ def render_files(kind: str, shown: slice) -> Callable[..., str]:
     def fill(committed: Committed, machine: str = "") -> str:
         study, blocks = frame.load_studies()[kind], []
         for name, file in committed.list_files(kind, f"{machine}*"):
-            about = f"**{file.machine.gpu or file.machine.cpu}**, `{(file.workload or {})['name']}`"
+            about = f"**{file.machine.gpu or file.machine.cpu}**"
+            about += f", `{file.workload['name']}`" if file.workload else ""
             about += f", ladder `{file.ladder}`" if file.ladder else ""
             tables = [render_markdown(table) for table in list(study.list_tables(file))[shown]]
             sources = [link_page("page", name), link("samples", name)]

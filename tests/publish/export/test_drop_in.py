@@ -169,17 +169,25 @@ def test_weight_gradients_are_left_out_while_the_backward_pass_runs_inside(ops: 
     assert not gradfix.weight_gradients_disabled
 
 
-def test_samples_of_an_image_are_pytorchs_and_differentiable_twice(ops: cases.Ops) -> None:
-    image = torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True)
-    grid = torch.rand(2, 3, 6, 2, dtype=torch.float64) * 2.4 - 1.2
+# ---- sampling ----------------------------------------------------------------------------------------------------
+
+
+def test_sampling_has_derivatives_by_the_image_of_any_order(ops: cases.Ops) -> None:
     module = ops.grid_sample_gradfix
-    plain = torch.nn.functional.grid_sample(image, grid, align_corners=False)
-    assert torch.equal(module.grid_sample(image, grid), plain)
+    x = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
+    grid = torch.rand(2, 3, 2, 2, dtype=torch.float64, requires_grad=True) * 2.4 - 1.2
+    assert torch.autograd.gradcheck(module.grid_sample, (x, grid)) and not module.enabled
     module.enabled = True
-    assert torch.equal(module.grid_sample(image, grid), plain)
-    assert torch.autograd.gradcheck(lambda x: module.grid_sample(x, grid), (image,))
-    # Linear in the image: of its square the second derivatives are not zero.
-    assert torch.autograd.gradgradcheck(lambda x: module.grid_sample(x, grid).square(), (image,))
+    try:
+        assert torch.autograd.gradcheck(module.grid_sample, (x, grid))
+        fixed = grid.detach()
+        assert torch.autograd.gradgradcheck(lambda x: module.grid_sample(x, fixed).pow(3), (x,))
+        plain = torch.nn.functional.grid_sample(x, fixed, align_corners=False)
+        torch.testing.assert_close(module.grid_sample(x, fixed), plain)
+        with pytest.raises(ValueError, match=r"got \[2, 3, 4, 5\] and \[2, 3\]"):
+            module.grid_sample(x, fixed[..., 0, 0])
+    finally:
+        module.enabled = False
 
 
 # ---- filters -----------------------------------------------------------------------------------------------------
@@ -358,34 +366,47 @@ class _Counted(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_backward_pass_that_nothing_differentiates_is_one_call(ops: cases.Ops) -> None:
+def test_only_the_wanted_gradients_are_computed(ops: cases.Ops) -> None:
     conv2d = ops.conv2d_gradfix.conv2d
     x, weight = image(1, 2, 5, 5), image(3, 2, 3, 3)
     y = conv2d(x, weight)
-    for inputs, name, masks in (
-        ((x, weight), "convolution_backward", [[True, True, False]]),
-        ((weight,), "convolution_backward", [[True, True, False]]),  # as PyTorch asks a Function: for both
-        ((x,), "convolution", []),
+    for inputs, mask in (
+        ((x, weight), [True, True, False]),
+        ((weight,), [False, True, False]),
+        ((x,), [True, False, False]),
     ):
         with _Counted() as counted:
             torch.autograd.grad(y, inputs, torch.ones_like(y), retain_graph=True)
-        assert +counted.calls == {name: 1} and counted.masks == masks
+        assert +counted.calls == {"convolution_backward": 1} and counted.masks == [mask]
     with _Counted() as counted:
         conv2d(x.detach(), weight).sum().backward()
     assert counted.masks == [[False, True, False]]
     with torch.no_grad():
         assert conv2d(x, weight).grad_fn is None
-    frozen = conv2d(x, weight.detach())
-    assert (
-        frozen.grad_fn is not None and frozen.grad_fn.saved_tensors[0] is None
-    )  # the image is not kept alive
+
+
+def test_networks_that_call_pytorchs_convolutions_are_served_until_undone(ops: cases.Ops) -> None:
+    x, weight = image(1, 2, 9, 9), image(3, 2, 3, 3)
+
+    def count() -> int:
+        (g,) = torch.autograd.grad(torch.nn.functional.conv2d(x, weight).sum(), x, create_graph=True)
+        with torch.autograd.set_multithreading_enabled(False), _Counted() as counted:
+            g.square().sum().backward()
+        return counted.calls["convolution"]  # one whose kernel is the image
+
+    assert count() == 0
+    try:
+        ops.conv2d_gradfix.use.undo()
+        assert count() > 0
+    finally:
+        ops.conv2d_gradfix.use = inside().fast_double_backward()
 
 
 # ---- the export --------------------------------------------------------------------------------------------------
 
 LAYER_ALONE = """
 import torch
-from torch_utils.ops import bias_act, conv2d_gradfix, conv2d_resample, fma, upfirdn2d
+from torch_utils.ops import bias_act, conv2d_gradfix, conv2d_resample, fma, grid_sample_gradfix, upfirdn2d
 conv2d_gradfix.enabled = True
 f = upfirdn2d.setup_filter([1, 3, 3, 1])
 x, w = torch.randn(2, 3, 4, 4, requires_grad=True), torch.randn(5, 3, 3, 3, requires_grad=True)
@@ -393,6 +414,14 @@ y = conv2d_resample.conv2d_resample(x, w, f, up=2, padding=1, flip_weight=False)
 y = bias_act.bias_act(fma.fma(y, torch.ones(2, 5, 1, 1), torch.ones(2, 1, 8, 8)), torch.zeros(5), act="lrelu")
 (g,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
 g.square().sum().backward()
+class InfiniteSampler(torch.utils.data.Sampler):
+    def __init__(self, dataset):
+        super().__init__(dataset)
+InfiniteSampler([1])
+optimizers = [torch.optim.Adam([w], betas=betas, eps=1e-8) for betas in ([0, 0], [0, 0.99], (0.0, 0.99))]
+optimizers[0].param_groups[0]["betas"] = (0, 0.9)  # as R3GAN sets it at each step
+for optimizer in optimizers:
+    optimizer.step()
 print(y.shape[2], bool(w.grad.abs().sum() > 0), bias_act._init(), upfirdn2d._init())
 """
 
@@ -407,11 +436,30 @@ def test_the_files_need_torch_alone_and_are_plain_pytorch_on_a_cpu(tmp_path: Pat
 
 def test_the_files_import_nothing_of_ours_and_overwrite_only_what_they_replace() -> None:
     texts = drop_in.render_files(ORIGIN)
-    assert {path for path in texts if path.count("/") == 1} == {f"ops/{name}.py" for name in drop_in.REPLACED}
+    assert {path for path in texts if path.count("/") < 2} == {
+        "__init__.py",
+        *(f"ops/{name}.py" for name in drop_in.REPLACED),
+    }
     check_imports(texts)
     page = texts[f"ops/{drop_in.PACKAGE}/README.md"]
     assert drop_in.digest_files(texts) in page and "ops.upfirdn2d(" in page
     assert "NVIDIA CORPORATION" not in "".join(texts.values())
+
+
+@nvidia_clone.needed
+def test_the_train_py_of_a_clone_starts(tmp_path: Path) -> None:
+    """Of any clone with NVIDIA's layout; what it downloads or shows with has stand-ins."""
+    shutil.copytree(nvidia_clone.CLONE, tmp_path / "clone", ignore=shutil.ignore_patterns(".git"))
+    drop_in.export(ORIGIN, tmp_path / "out")
+    shutil.copytree(tmp_path / "out", tmp_path / "clone", dirs_exist_ok=True)
+    (tmp_path / "stubs").mkdir()
+    for name in ("psutil", "requests", "tqdm"):
+        (tmp_path / f"stubs/{name}.py").write_text("tqdm = lambda rows, *a, **k: rows\n")
+    run = subprocess.run(
+        [sys.executable, "train.py", "--help"], cwd=tmp_path / "clone", capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "stubs")},
+    )  # fmt: skip
+    assert run.returncode == 0 and "--outdir" in run.stdout, run.stderr
 
 
 def read_tree(folder: Path) -> dict[str, str]:
@@ -421,18 +469,18 @@ def read_tree(folder: Path) -> dict[str, str]:
 
 
 def read_commands() -> tuple[str, str, str]:
-    """Return the documents' commands: the export, the changes of a clone, and what undoes them."""
+    """Return the documents' commands: the export, the copy into a clone, and what undoes it."""
     shell = re.findall(r"```sh\n(.+?)```", (cases.ROOT / "docs/adopt.md").read_text(), re.DOTALL)
     at = next(place for place, block in enumerate(shell) if "--like" in block)
-    export, adapt = shell[at].split("\n", 1)
-    return export, adapt, shell[at + 1]
+    export, copy = shell[at].strip().split("\n")
+    return export, copy, shell[at + 1]
 
 
 def make_clone(folder: Path) -> dict[str, str]:
     """Make a checkout with the lines of NVIDIA's that the documents change, and return its texts."""
     texts = {
-        "train.py": "c.G_opt_kwargs = EasyDict(class_name='torch.optim.Adam', betas=[0,0.99], eps=1e-8)\n",
-        "torch_utils/misc.py": "class InfiniteSampler:\n        super().__init__(dataset)\n",
+        "train.py": "import torch_utils\n",
+        "torch_utils/__init__.py": "",
         **{f"torch_utils/ops/{name}.py": f"# {name}\n" for name in (*drop_in.REPLACED, "custom_ops")},
     }
     for path, text in texts.items():
@@ -446,47 +494,19 @@ def make_clone(folder: Path) -> dict[str, str]:
 def test_the_documents_commands_write_the_files_and_undo_leaves_the_clone_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export, adapt, undo = read_commands()
+    export, copy, undo = read_commands()
     clone = tmp_path / "stylegan3"
     before = make_clone(clone)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    assert "6 drop-in files" in succeed(*export.split()[1:]).stdout
-    subprocess.run(adapt, shell=True, check=True)
+    assert "6 drop-in ops" in succeed(*export.split()[1:]).stdout
+    subprocess.run(copy.split(), check=True)
     after = read_tree(clone)
     changed = {path for path, text in before.items() if after[path] != text}
-    assert changed == {
-        "train.py",
-        "torch_utils/misc.py",
-        *(f"torch_utils/ops/{n}.py" for n in drop_in.REPLACED),
-    }
-    assert "betas=[0.0,0.99]" in after["train.py"] and "super().__init__()" in after["torch_utils/misc.py"]
+    assert changed == {"torch_utils/__init__.py", *(f"torch_utils/ops/{n}.py" for n in drop_in.REPLACED)}
     assert {path.split("/")[2] for path in after.keys() - before.keys()} == {drop_in.PACKAGE}
     subprocess.run(undo, shell=True, check=True)
     assert read_tree(clone) == before
-
-
-@nvidia_clone.needed
-def test_train_py_of_a_clone_starts_once_it_has_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without `pkg_resources`, and with stand-ins for what only downloads and statistics need."""
-    _, adapt, _ = read_commands()
-    shutil.copytree(nvidia_clone.CLONE, tmp_path / "stylegan3")
-    drop_in.export(ORIGIN, tmp_path / "work/nvidia-ops")
-    monkeypatch.chdir(tmp_path / "work")
-    subprocess.run(adapt, shell=True, check=True)
-    for name in ("requests", "psutil"):
-        (tmp_path / f"{name}.py").touch()
-    code = "import runpy, sys; sys.modules['pkg_resources'] = None; sys.argv[:] = ['train.py', '--help'];"
-    code += "sys.path.insert(0, '.'); runpy.run_path('train.py', run_name='__main__')"
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path / "stylegan3", env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert run.returncode == 0 and "--dry-run" in run.stdout, run.stderr
-    assert "betas=[0," not in Path("../stylegan3/train.py").read_text()
-    assert "__init__(dataset)" not in Path("../stylegan3/torch_utils/misc.py").read_text()
 
 
 def test_pages_agree_about_the_versions_that_are_needed() -> None:

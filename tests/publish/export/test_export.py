@@ -84,6 +84,7 @@ def test_a_package_needs_nothing_of_this_project_and_writes_nothing(tmp_path: Pa
     code = (
         "import mine, mine.test_ops, torch\n"
         "mine.test_ops.check(mine.OPS, 'cpu')\n"
+        "mine.test_ops.check_double_backward('cpu')\n"
         "x = torch.ones(2, 3, requires_grad=True)\n"
         "print(mine.__version__, mine.__commit__[:3], len(mine.SOURCE_DIGEST), len(mine.OPS),"
         " 'BiasAct' in str(mine.bias_act(x).grad_fn))"
@@ -151,6 +152,19 @@ def test_two_packages_and_this_project_live_in_one_process(exports: tuple[Module
         )
     for y in results[1:]:
         assert torch.equal(y, results[0])
+
+
+def test_two_packages_share_one_replacement_of_pytorchs_formula(
+    exports: tuple[ModuleType, ModuleType],
+) -> None:
+    """Whichever is undone first, the other one's use goes on."""
+    operator = "aten/_convolution_double_backward/AutogradCPU"
+    for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
+        uses = [module.fast_double_backward() for module in (kernels, *exports)]
+        for number in order:
+            assert operator in torch.library._impls
+            uses[number].undo()
+        assert operator not in torch.library._impls
 
 
 def test_a_module_that_holds_an_op_is_pickled_and_copied(exports: tuple[ModuleType, ModuleType]) -> None:
@@ -269,7 +283,7 @@ def test_the_page_of_a_package_has_an_example_of_each_op_that_runs(tmp_path: Pat
     package.export(ORIGIN, tmp_path / "out", package.choose_ops(["all"]), "mine")
     page = (tmp_path / "out" / "mine" / "README.md").read_text()
     examples = "\n".join(re.findall(r"```python\n(.+?)```", page, re.DOTALL))
-    assert sorted({*re.findall(r"ops\.(\w+)\(", examples)}) == OPS
+    assert {*re.findall(r"ops\.(\w+)\(", examples)} == {*OPS, "fast_double_backward"}
     code = examples.replace("import kernels as ops", "import mine as ops")
     code += "import mine.dispatch; print(mine.dispatch.can_run_fused(x.cpu()))"
     output = run_alone(code, tmp_path / "out", "kernels,ladder,stylegan_lite", TRITON_INTERPRET="1")

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.common.tiles import dense, without_autocast
-from kernels.linear import conv2d as _ops
 from kernels.upfirdn.upfirdn2d import _Call, _plan, run_call
 from ladder.publish.export.nvidia.prepared import _init as _init
 from ladder.publish.export.nvidia.prepared import (
@@ -276,7 +275,7 @@ def _factorize(f: Tensor) -> _Taps | str:
 def _compute(
     x: Tensor, f: Tensor | None, up: tuple[int, int], down: tuple[int, int], sides: Sides, flip: bool, gain: float
 ) -> Tensor:  # fmt: skip
-    """Compute `upfirdn2d` by a convolution of each channel, whose gradients are convolutions, too."""
+    """Compute `upfirdn2d` by a convolution of each channel."""
     samples, channels, height, width = x.shape
     nhwc = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
     if up != (1, 1):
@@ -290,8 +289,5 @@ def _compute(
         passes = [(f[None], 1, down[0]), (f[:, None] * gain, down[1], 1)]
     for kernel, *stride in passes:
         weight = kernel.to(x.dtype).repeat(channels, 1, 1, 1)
-        if torch.compiler.is_compiling() or not x.numel():
-            x = F.conv2d(x, weight, stride=stride, groups=channels)
-        else:
-            x = _ops.conv2d(x, weight, stride=(stride[0], stride[1]), groups=channels)
+        x = F.conv2d(x, weight, stride=stride, groups=channels)
     return x.contiguous(memory_format=torch.channels_last) if nhwc else x
