@@ -111,11 +111,11 @@ class Sums:
         self.t, self.dtype, self.out = t, accumulator(dtype), (sample, channel, program)
         self.channels = t.sizes[0] if channels is None else channels
         rows = t.programs, t.rows, t.grid[0] * t.grid[1]
-        if sample is not None and rows[0] > 1:
+        if sample is not None and rows[0] != 1:
             sample = sample.new_empty((sample.numel() * rows[0],), dtype=self.dtype)
-        if channel is not None and rows[1] > 1:
+        if channel is not None and rows[1] != 1:
             channel = channel.new_empty((rows[1] * self.channels,), dtype=self.dtype)
-        if program is not None and rows[2] > 1:
+        if program is not None and rows[2] != 1:
             program = program.new_empty((rows[2],), dtype=self.dtype)
         self.into = [sample, channel, program]
 
