@@ -200,13 +200,14 @@ class Watch:
 
         @functools.wraps(call)
         def observed(*args: Any, **kwargs: Any) -> Any:
+            if self.is_done or self.torch.compiler.is_compiling():
+                return call(*args, **kwargs)
             begin = time.perf_counter()
             try:
                 return call(*args, **kwargs)
             finally:
-                if not self.is_done:
-                    with contextlib.suppress(Exception):
-                        note(time.perf_counter() - begin, *args, **kwargs)
+                with contextlib.suppress(Exception):
+                    note(time.perf_counter() - begin, *args, **kwargs)
 
         setattr(owner, name, observed)
         self.undo.append(lambda: setattr(owner, name, call) if getattr(owner, name) is observed else None)
@@ -324,7 +325,7 @@ class Watch:
         self.facts["compiled"] = self._count_compilations()
         self.facts["retries"] = self._read_memory("num_alloc_retries")
         counts = Counter(self.signs)
-        rarest = min(counts, key=lambda sign: counts[sign])
+        rarest = min(counts, key=lambda sign: (counts[sign] == 1, counts[sign]))  # a lazy phase comes again
         places = [place for place, sign in enumerate(self.signs) if sign == rarest]
         period = places[-1] - places[-2] if len(places) > 1 else 1
         self.length = self.steps or min(max(FEWEST_STEPS, period), MOST_STEPS)
