@@ -11,12 +11,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ladder.core import options
 from ladder.core.errors import UserError
+from ladder.core.plain import Plain
 from ladder.core.records import read_record, write_record
 from ladder.core.starting import format_command, shorten_path
 from ladder.core.text import clean_line, format_count, format_ms, format_percent, make_slug
@@ -82,7 +82,7 @@ def watch(
 # --- the training -----------------------------------------------------------------------------------------------------
 
 
-def run_watched(command: list[str], settings: dict[str, Any], out: Path) -> int:
+def run_watched(command: list[str], settings: Plain, out: Path) -> int:
     """Run a command under the watch, print its report, and return the exit status. Raises UserError."""
     with tempfile.TemporaryDirectory(prefix="ladder-watch-") as folder:
         path = Path(folder) / "observation.json"
@@ -198,7 +198,7 @@ def find_measured(gpu: str | None, rung: str) -> str:
     return ""
 
 
-def write_report(seen: Observation) -> dict[str, Any]:
+def write_report(seen: Observation) -> Plain:
     """Return the findings and the figures of the step as plain data."""
     findings = [
         write_record(each) | {"measured": find_measured(seen.gpu, each.rung)} for each in list_findings(seen)
