@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -12,12 +11,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ladder.core import options
 from ladder.core.errors import UserError
+from ladder.core.plain import Plain
 from ladder.core.records import read_record, write_record
 from ladder.core.starting import format_command, shorten_path
 from ladder.core.text import clean_line, format_count, format_ms, format_percent, make_slug
@@ -83,7 +82,7 @@ def watch(
 # --- the training -----------------------------------------------------------------------------------------------------
 
 
-def run_watched(command: list[str], settings: dict[str, Any], out: Path) -> int:
+def run_watched(command: list[str], settings: Plain, out: Path) -> int:
     """Run a command under the watch, print its report, and return the exit status. Raises UserError."""
     with tempfile.TemporaryDirectory(prefix="ladder-watch-") as folder:
         path = Path(folder) / "observation.json"
@@ -98,38 +97,28 @@ def run_watched(command: list[str], settings: dict[str, Any], out: Path) -> int:
         except OSError as error:
             hint = "; is it `python ...`?" if command[0].endswith(".py") else ""
             raise UserError(f"{command[0]}: cannot be started: {error.strerror}{hint}") from None
-        with forward_signals(child):
-            while child.poll() is None and not path.exists():
-                time.sleep(POLL_S)
-            is_observed = path.exists()
-            if is_observed:
-                shutil.copyfile(path, out)
-                click.echo(render_report(read_observation(out)), err=True)
-                page = format_command("watch", "--report", shorten_path(out), "--html", "page.html")
-                click.echo(f"the observation: {shorten_path(out)}; as a page: `{page}`", err=True)
-            if is_observed and settings["stop"]:
-                end_program(child)
-            status = child.wait()
-        if is_observed and settings["stop"]:
-            return 0
-        if not is_observed:
+        signal.signal(signal.SIGINT, lambda *_: None)  # a terminal's Ctrl-C reaches the program by itself
+        for number in FORWARDED:
+            signal.signal(number, lambda number, _: child.send_signal(number))
+        while child.poll() is None and not path.exists():
+            time.sleep(POLL_S)
+        if not path.exists():
             click.echo(f"ladder: {describe_miss(Path(f'{path}.claim'), command)}", err=True)
-        status = 128 - status if status < 0 else status
-        return status if is_observed else status or 2
+            return wait_for_end(child) or 2
+        shutil.copyfile(path, out)
+        click.echo(render_report(read_observation(out)), err=True)
+        page = format_command("watch", "--report", shorten_path(out), "--html", "page.html")
+        click.echo(f"the observation: {shorten_path(out)}; as a page: `{page}`", err=True)
+        if settings["stop"]:
+            end_program(child)
+            return 0
+        return wait_for_end(child)
 
 
-@contextlib.contextmanager
-def forward_signals(child: subprocess.Popen[bytes]) -> Any:
-    """Pass signals on to the program. A terminal's Ctrl-C reaches it by itself, so this process ignores that one."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *FORWARDED)}
-    signal.signal(signal.SIGINT, lambda *_: None)
-    for number in FORWARDED:
-        signal.signal(number, lambda number, _: child.send_signal(number))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def wait_for_end(child: subprocess.Popen[bytes]) -> int:
+    """Return the exit status of a program as a shell does: 128 and the signal that ended it."""
+    status = child.wait()
+    return 128 - status if status < 0 else status
 
 
 def end_program(child: subprocess.Popen[bytes]) -> None:
@@ -202,13 +191,14 @@ def find_measured(gpu: str | None, rung: str) -> str:
     for mode in (modes.CUMULATIVE, modes.MISTAKES):
         if best := listing.choose_best(rung, stored, mode):
             result, timed = best[1], ranking.rung_of(best[1], rung)
-            by_gpu, by_step = listing.answer_gains(timed)
+            gains = zip(("GPU's work", "step"), listing.answer_gains(timed), strict=True)
             about = "the mistake" if mode == modes.MISTAKES else f"{rung} in {result.ladder.name}"
-            return f"{about}, {result.workload['name']}: GPU's work {by_gpu}, step {by_step}"
+            answers = ", ".join(f"{name} {answer}" for name, answer in gains if answer)
+            return f"{about}, {result.workload['name']}: {answers}"
     return ""
 
 
-def write_report(seen: Observation) -> dict[str, Any]:
+def write_report(seen: Observation) -> Plain:
     """Return the findings and the figures of the step as plain data."""
     findings = [
         write_record(each) | {"measured": find_measured(seen.gpu, each.rung)} for each in list_findings(seen)
@@ -237,7 +227,7 @@ def write_page(seen: Observation, path: Path) -> None:
     from ladder.show.page import Bar, Bars, Block, Code, Fold, Head, Part, Section, render_page
 
     timed = [each for each in list_findings(seen) if each.ms is not None]
-    bars = [Bar(each.id, [Part(each.ms, "busy", [format_ms(each.ms)])], name_stake(each)) for each in timed]
+    bars = [Bar(each.id, [Part(each.ms, "busy")], f"{format_ms(each.ms)} ms") for each in timed]
     chart = [Bars(bars, "Milliseconds of a step at stake", most=seen.step_ms)] if bars else []
     folds: list[Block] = []
     for each in list_findings(seen):

@@ -33,7 +33,7 @@ THEIRS = (
 )  # purposes of synchronizations that are not the user's
 CONVERSION = re.compile(r"n(chw|hwc)(to|2)n(chw|hwc)", re.IGNORECASE)
 IN_PLACE = re.compile(r"aten::(add|mul|sub|div|lerp|copy|addcmul)_")
-FLATTENING = ("aten::flatten", "aten::reshape", "aten::mean", "aten::adaptive_avg_pool2d")
+CONVERTING = ("aten::contiguous", "aten::clone", "aten::to", "aten::copy_")
 UNOWNED = -2
 
 Words: TypeAlias = Annotated[str, Meta(max_length=500)]
@@ -287,11 +287,13 @@ def find_full_precision(seen: Observation) -> Answer:
 
 
 def find_layout_conversions(seen: Observation) -> Answer:
-    """Find conversions. The input of a network, and what a layer without channels flattens, need one anyway."""
+    """Find conversions by the user's calls or by cuDNN's kernels. The input of a network needs one anyway."""
     rows = [
         e for e in seen.rows if (" to N" in e.note or CONVERSION.search(e.kernel)) and e.via != "optimizer"
     ]
-    turned = [each for each in rows if each.note != "NCHW to NHWC" and each.top not in FLATTENING]
+    turned = [
+        e for e in rows if (e.note == "NHWC to NCHW" and e.top in CONVERTING) or CONVERSION.search(e.kernel)
+    ]
     return rows if any(not each.order for each in turned) else None
 
 

@@ -152,9 +152,8 @@ class Watch:
         self.calls: list[int] = []  # which optimizer stepped, in order
         self.runs: Counter[int] = Counter()  # how often an optimizer stepped after another one
         self.anchor, self.clock = 0, 0.0  # the optimizer that ends a step, and when the last one ended
-        self.began = self.penalties = (
-            0  # of this step: calls before it, and calls of grad(create_graph=True) in it
-        )
+        self.began = 0  # calls before this step
+        self.penalties = 0  # calls of autograd.grad(create_graph=True) in this step
         self.walls_ms: list[float] = []
         self.signs: list[Any] = []  # of each step, what of it may be lazy
         self.loaders: dict[str, Facts] = {}
@@ -200,13 +199,14 @@ class Watch:
 
         @functools.wraps(call)
         def observed(*args: Any, **kwargs: Any) -> Any:
+            if self.is_done or self.torch.compiler.is_compiling():
+                return call(*args, **kwargs)
             begin = time.perf_counter()
             try:
                 return call(*args, **kwargs)
             finally:
-                if not self.is_done:
-                    with contextlib.suppress(Exception):
-                        note(time.perf_counter() - begin, *args, **kwargs)
+                with contextlib.suppress(Exception):
+                    note(time.perf_counter() - begin, *args, **kwargs)
 
         setattr(owner, name, observed)
         self.undo.append(lambda: setattr(owner, name, call) if getattr(owner, name) is observed else None)
@@ -288,7 +288,7 @@ class Watch:
 
     def _register(self, optimizer: Any) -> int:
         if not self.objects and (frame := next(list_frames(), None)):
-            self.loop = frame.f_code.co_filename, frame.f_code.co_name
+            self.loop = find_file(frame.f_code.co_filename), frame.f_code.co_name
         self.objects.append(weakref.ref(optimizer))
         options, tensors = (getattr(optimizer, "param_groups", None) or [{}])[0], self._list_weights(-1)
         facts: Facts = {key: bool(options.get(key)) for key in ("fused", "capturable")} | {"backward": []}
@@ -324,7 +324,7 @@ class Watch:
         self.facts["compiled"] = self._count_compilations()
         self.facts["retries"] = self._read_memory("num_alloc_retries")
         counts = Counter(self.signs)
-        rarest = min(counts, key=lambda sign: counts[sign])
+        rarest = min(counts, key=lambda sign: (counts[sign] == 1, counts[sign]))  # a lazy phase comes again
         places = [place for place, sign in enumerate(self.signs) if sign == rarest]
         period = places[-1] - places[-2] if len(places) > 1 else 1
         self.length = self.steps or min(max(FEWEST_STEPS, period), MOST_STEPS)
@@ -527,6 +527,7 @@ def read_precision(settings: Any) -> str:
 
 Mark = tuple[int, int]  # (ns, the optimizer whose step ends there)
 Place = tuple[str, str, str]  # the innermost line of the user's, that of the training loop, and the purpose
+Owners = dict[int, int]  # address of a weight's storage -> the optimizer that has the weight
 NOBODY, UNOWNED = -1, -2  # owners of what is no weight, and of a weight that no optimizer has
 ROW = (
     "op", "top", "kernel", "dtype", "line", "outer", "via", "phase", "order", "note", "owner", "unused", "calls", "us",
@@ -564,21 +565,17 @@ def list_idle(results: Any, marks: list[Mark]) -> list[Facts]:
         phase[1] += max(0, first - end) / 1e3
         phase[2] += 1
         end = max(end, last)
-    return [
-        {"phase": k, "busy_us": busy, "idle_us": idle, "kernels": n} for k, (busy, idle, n) in phases.items()
-    ]
+    keys = ("phase", "busy_us", "idle_us", "kernels")
+    return [dict(zip(keys, (phase, *values), strict=True)) for phase, values in phases.items()]
 
 
 class Operator:
     """One operator of a window: where it was called, what called it, and what of its inputs matters."""
 
-    def __init__(self, event: Any, place: Place, above: Operator | None, owners: dict[int, int]) -> None:
+    def __init__(self, event: Any, place: Place, above: Operator | None, owners: Owners) -> None:
         self.name, (self.line, self.outer, self.via), self.above = event.name, place, above
-        self.start, self.thread, self.own_us = (
-            event.start_time_ns,
-            event.start_tid,
-            event.duration_time_ns / 1e3,
-        )
+        self.start, self.thread = event.start_time_ns, event.start_tid
+        self.own_us = event.duration_time_ns / 1e3
         self.top: str = above.top if above else event.name
         self.node: Any = above.node if above else None
         self.owner: int = above.owner if above else NOBODY
@@ -625,30 +622,22 @@ class Digest:
     that was done: 1 is a gradient, 2 a gradient of a gradient.
     """
 
-    def __init__(
-        self, results: Any, marks: list[Mark], owners: dict[int, int], loop: tuple[str, str]
-    ) -> None:
+    def __init__(self, results: Any, marks: list[Mark], owners: Owners, loop: tuple[str, str]) -> None:
         from torch._C._profiler import _EventType
 
         self.marks, self.owners, self.loop, self.kinds = marks, owners, loop, _EventType
-        self.work, self.events = (
-            list_work(results),
-            {(e.start_ns(), e.name()): e for e in list_calls(results)},
-        )
+        self.work = list_work(results)
+        self.events = {(each.start_ns(), each.name()): each for each in list_calls(results)}
         self.operators: dict[Any, Operator] = {}  # by start and name
         self.casts: set[Any] = set()  # (the storage that was cast, the place of its phase)
         self.waits: list[tuple[str, str, float]] = []  # (line, purpose, us) of torch.cuda.synchronize
         self.backward: dict[int, set[str]] = defaultdict(set)
         self._walk(results.experimental_event_tree())
-        known = [
-            key for key in self.operators if key in self.events
-        ]  # CUDA's calls have numbers of their own
+        known = [key for key in self.operators if key in self.events]  # CUDA's calls count for themselves
         self.by_id = {self.events[key].correlation_id(): key for key in known}
-        self.forward: dict[
-            Any, Operator
-        ] = {}  # by thread and autograd's number: what made a node has it last
         self.in_order = sorted(self.operators.values(), key=lambda each: each.start)
-        self.forward |= {(each.thread, each.seq): each for each in self.in_order if each.seq >= 0}
+        # By thread and autograd's number: of several operators with a number, the last made the node.
+        self.forward = {(each.thread, each.seq): each for each in self.in_order if each.seq >= 0}
         self._mark_unused()
 
     def _walk(self, roots: Any) -> None:
@@ -666,11 +655,8 @@ class Digest:
         fields = event.extra_fields
         if is_users(fields.caller.file_name):
             line = name_line(fields.caller.file_name, fields.caller.line_number)
-            is_loop = (
-                fields.caller.function_name == self.loop[1]
-                and find_file(fields.caller.file_name) == self.loop[0]
-            )
-            outer = line if is_loop else outer
+            function = find_file(fields.caller.file_name), fields.caller.function_name
+            outer = line if function == self.loop else outer
         if event.tag == self.kinds.PyCCall:
             if "_cuda_synchronize" in event.name or "synchronize of" in event.name:
                 self.waits.append((line, via, event.duration_time_ns / 1e3))
@@ -707,12 +693,12 @@ class Digest:
         """Mark what made a node of autograd's graph that no backward pass visits. Those of the last step may yet be."""
         nodes = {each.node for each in self.in_order}
         last = {each.thread: each.seq for each in self.in_order if each.seq >= 0}
-        until = self.marks[-1 - len({index for _, index in self.marks})][0]  # a whole step before the end
+        phases = len({index for _, index in self.marks})
+        until = self.marks[max(0, len(self.marks) - 1 - phases)][0]  # a whole step before the end
         for key, each in self.forward.items():
             is_heavy = each.node is None and any(word in each.name for word in WEIGHTED)
-            each.unused = (
-                is_heavy and key not in nodes and each.seq < last[each.thread] and each.start < until
-            )
+            is_used = key in nodes or each.seq == last[each.thread] or each.start >= until
+            each.unused = is_heavy and not is_used
 
     def _trace(self, operator: Operator, deep: int = 0) -> tuple[Operator, int]:
         """Return the forward operator that an operator belongs to, and how often it was differentiated."""
@@ -732,9 +718,8 @@ class Digest:
         for each in () if self.work else self.in_order:
             times[self._name_row(each, "", each.phase)].append(max(each.own_us, 0.0))
         if not self.work:  # an operator during which another process had the CPU counts as its like
-            times = {
-                key: [min(us, FAR * statistics.median(each)) for us in each] for key, each in times.items()
-            }
+            most = {key: FAR * statistics.median(each) for key, each in times.items()}
+            times = {key: [min(us, most[key]) for us in each] for key, each in times.items()}
         rows = sorted(((*key, len(each), sum(each)) for key, each in times.items()), key=lambda row: -row[-1])
         return [dict(zip(ROW, row, strict=True)) for row in rows[:MOST_ROWS]]
 
@@ -762,7 +747,7 @@ class Digest:
         for key, each in self.operators.items():
             call = SYNCHRONIZING.get(each.name)
             if key in waited or (call and each.device == "cpu"):
-                row = sums[call or f"copy, {each.note}", each.line, each.via, key in waited]
+                row = sums[call or each.note or each.name, each.line, each.via, key in waited]
                 row[:] = row[0] + 1, row[1] + waited[key]
         keys = ("call", "line", "via", "on_gpu", "calls", "us")
         return [dict(zip(keys, (*key, *values), strict=True)) for key, values in sums.items()]
