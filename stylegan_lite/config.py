@@ -20,9 +20,16 @@ T = TypeVar("T", bound="_Config")
 SHORT = 80  # characters of a list of names that stands whole in an error line
 NAMED = 6  # names of a longer list
 ALIKE = 0.6  # difflib's own cutoff, from which on two names are close
+# Fields of a recipe that only the layers of StyleGAN2 read; `modconv` and `instance_norm` are spellings of theirs.
+OF_LAYERS = (
+    "resample", "conv", "fused_norm", "cuda_norm", "fast_math", "fused_act", "fused_residual", "fused_filter",
+    "fused_modulation", "rgb", "dense", "demodulation", "joint_batch", "weights", "fused_update", "spectral_norm",
+    "streams", "dependent_launch",
+)  # fmt: skip
 # Fields of a workload or a recipe that came after the first results: left out of plain data at their defaults.
 LATER = {
     "Workload": ("spectral_norm", "conv_clamp", "convolution", "block_layers"),
+    "PairWorkload": (),
     "Recipe": ("ranks", "reduce", "rank_statistics", "micro_batches", "checkpointing", "graph_fills"),
 }
 
@@ -176,6 +183,27 @@ class Workload(_Config):
 
 
 @dataclass(frozen=True)
+class PairWorkload(_Config):
+    """The training task of a user's pair (`stylegan_lite.step.pair`).
+
+    `model` is (folder, file or module below it, function), with which the pair is made; `settings` are the function's
+    arguments. `pair` is a digest of its source and settings.
+    """
+
+    pair: str
+    model: list
+    settings: dict
+    batch: int
+    resolution: int | None = None  # of the workload's images, if the pair reads some
+    data: str | None = None
+    flips: bool = True
+
+    def _refuse_impossible(self, where: str) -> None:
+        if self.batch < 1:
+            raise ConfigError(f"{where}: batch must be at least 1, got {self.batch}")
+
+
+@dataclass(frozen=True)
 class Recipe(_Config):
     """The way a workload runs: one field for each switch. The defaults are the baseline.
 
@@ -248,7 +276,7 @@ class Recipe(_Config):
     # local: mean path length, w_avg and cut groups of each rank alone, as NVIDIA has them
     rank_statistics: Literal["total", "local"] = "total"
     micro_batches: int = 1  # parts of the batch that go forward and backward one after another
-    # backward of main phases runs passes between convolutions, or blocks, again (`stylegan_lite.recompute`)
+    # backward of main phases runs passes between convolutions, or blocks, again (`stylegan_lite.step.recompute`)
     checkpointing: bool = False
 
     @property
@@ -266,6 +294,14 @@ class Recipe(_Config):
         for key in ("cuda_graphs", "pin_memory", "async_copy", "gpu_decode", "dependent_launch"):
             if getattr(self, key):
                 raise ConfigError(f"{where}: {key}: true needs a CUDA device; on the CPU it must be false")
+
+    def refuse_layers(self, where: str = "recipe") -> None:
+        """Raise ConfigError for a field that only the layers of StyleGAN2 read: another pair would ignore it."""
+        for field in dataclasses.fields(self):
+            if field.name in OF_LAYERS and getattr(self, field.name) != field.default:
+                raise ConfigError(
+                    f"{where}: {field.name} is about layers of StyleGAN2, which this pair has not"
+                )
 
     def refuse_for(self, workload: Workload, where: str = "recipe") -> None:
         """Raise ConfigError if this recipe cannot train ``workload``."""

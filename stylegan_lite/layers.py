@@ -26,9 +26,9 @@ from stylegan_lite.ops import (
     instance_norm_act,
     modulated_conv2d,
 )
-from stylegan_lite.recompute import recomputed, spent
 from stylegan_lite.resample import conv_down
 from stylegan_lite.spectral import weight_and_gain
+from stylegan_lite.step.recompute import recomputed, spent
 from stylegan_lite.weights import ScaledWeight
 
 

@@ -8,29 +8,40 @@ input gradient on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stylegan_lite.inputs import Numbers
 from stylegan_lite.networks import Discriminator, Generator
 from stylegan_lite.ops import full, logistic_loss, one_batch
-from stylegan_lite.scaling import LossScale
-from stylegan_lite.weights import HALVES
+from stylegan_lite.step.pair import Mean, alone
+from stylegan_lite.step.scaling import LossScale
 
 PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 
 
-# Makes the mean of a part that of the whole batch, over all ranks. It returns None while parts are still to come.
-Mean = Callable[[Tensor], "Tensor | None"]
+class Numbers(Protocol):
+    """The random numbers of one phase; `stylegan_lite.stylegan2.declare_inputs` has the shapes."""
 
+    @property
+    def batch(self) -> int: ...
 
-def alone(value: Tensor) -> Tensor:
-    """Return the mean of the only micro-batch of the only rank: itself."""
-    return value
+    @property
+    def z(self) -> Tensor: ...
+
+    @property
+    def noise(self) -> list[Tensor]: ...
+
+    @property
+    def image_noise(self) -> Tensor: ...
+
+    @property
+    def uniform(self) -> Tensor: ...
+
+    @property
+    def layer_index(self) -> Tensor: ...
 
 
 def latents_to_ws(
@@ -165,9 +176,3 @@ def inner_gradient(
     along = along if scale is None else along * scale.scale
     (gradient,) = torch.autograd.grad(output, wanted, along.to(output.dtype), create_graph=again)
     return full(gradient) if scale is None else full(gradient) * scale.inverse
-
-
-def autocast(device: str, precision: str) -> AbstractContextManager:
-    """Return the context that networks run in."""
-    dtype = HALVES.get(precision, torch.bfloat16)
-    return torch.autocast(device, dtype=dtype, enabled=precision in HALVES)

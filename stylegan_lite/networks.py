@@ -23,9 +23,9 @@ from stylegan_lite.ops import (
     rows,
     styled_rgb,
 )
-from stylegan_lite.recompute import Kind, passes, spent, through
 from stylegan_lite.resample import fork_down, is_channels_last, upsample2d
 from stylegan_lite.spectral import SpectralWeights, constrain
+from stylegan_lite.step.recompute import Kind, passes, spent, through
 
 
 class Mapping(nn.Module):

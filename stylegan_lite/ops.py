@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stylegan_lite.config import Recipe
-from stylegan_lite.recompute import recomputed
 from stylegan_lite.resample import TAPS, conv_up, is_channels_last
 from stylegan_lite.spectral import weight_and_gain
+from stylegan_lite.step.recompute import recomputed
 
 GAIN = math.sqrt(2.0)  # leaky ReLU 0.2 roughly halves the second moment
 SLOPE = 0.2

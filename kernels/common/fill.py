@@ -1,4 +1,4 @@
-"""A fill of memory by a kernel, where CUDA would run a memset. `stylegan_lite/fills.py` puts it into captured graphs.
+"""A fill of memory by a kernel, where CUDA would run a memset. The step puts it into captured graphs (its `fills.py`).
 
 The memory is named by its address, as a memset's node names it, and there is no tensor.
 """

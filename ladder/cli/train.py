@@ -144,8 +144,8 @@ def run_training(
     from ladder.core.stopping import stop_on_sigterm
     from ladder.images import for_workload
     from ladder.machine import system
-    from stylegan_lite import ranks as step_ranks
     from stylegan_lite.config import Recipe, Workload
+    from stylegan_lite.step import ranks as step_ranks
 
     if workload_name is not None:
         catalog.load_workload(workload_name)

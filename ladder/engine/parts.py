@@ -26,7 +26,12 @@ from ladder.machine import system
 
 WINDOW = 10  # runs of a phase that are timed together
 SAMPLES = 6
-_FEED = ["workload", "recipe", "real", "seed"]  # of stylegan_lite.data.DataFeed; others must have defaults
+_FEED = [
+    "workload",
+    "recipe",
+    "real",
+    "seed",
+]  # of stylegan_lite.step.data.DataFeed; others must have defaults
 
 
 def time_phases(
@@ -110,7 +115,7 @@ def _make_feed(workload: Plain, recipe: Plain, device: str, seed: int) -> tuple[
 
     try:
         from stylegan_lite.config import Recipe, Workload
-        from stylegan_lite.data import DataFeed
+        from stylegan_lite.step.data import DataFeed
     except ImportError as error:
         raise WorkerFailure("n/a", f"this commit has no data feed: {error}") from None
     parameters = inspect.signature(DataFeed).parameters.values()

@@ -174,7 +174,7 @@ def _try_nvjpeg(torch: Any) -> str | None:
 
     from PIL import Image
 
-    from stylegan_lite.gpudecode import Decoder
+    from stylegan_lite.step.gpudecode import Decoder
 
     file = io.BytesIO()
     Image.new("RGB", (16, 16), (200, 100, 50)).save(file, "JPEG")

@@ -14,7 +14,7 @@ reads the moment, so an optimizer need not write it, and it is not judged.
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,16 +27,9 @@ Tensors = dict[str, Tensor]
 Moments = dict[str, Tensors]  # quantity -> name -> tensor
 
 
-class State(TypedDict):
-    """The shared state of networks, optimizers and mean path length, with each optimizer's decays."""
-
-    G: Tensors
-    D: Tensors
-    G_ema: Tensors
-    opt_G: dict[int, Tensors]  # number of a parameter -> moments
-    opt_D: dict[int, Tensors]
-    pl_mean: Tensor
-    betas: dict[str, tuple[float, float]]  # "G" | "D" -> decays
+# The shared state: networks, averages, optimizers ("opt_NAME": number of a parameter -> its state) and the pair's own
+# tensors, by the names of a step's state; "betas" has the decays of each Adam that is judged.
+State = dict[str, Any]
 
 
 def list_judged(beta1: float) -> tuple[str, ...]:
@@ -45,7 +38,7 @@ def list_judged(beta1: float) -> tuple[str, ...]:
 
 
 def clone_states(step: Any) -> dict[str, Moments]:
-    """Return {"G" | "D": a copy of its optimizer's state}, with zeros for a state that does not exist yet."""
+    """Return {network: a copy of its Adam's state}, with zeros for a state that does not exist yet."""
     return {
         net: {quantity: {name: t.clone() for name, t in named.items()} for quantity, named in moments.items()}
         for net, moments in _read_state(step).items()
@@ -69,7 +62,7 @@ def expect_moves(state: State, net: str, gradients: list[Tensors], counted: Tens
     ``counted`` [parameters] is how often the judged step updated each parameter. It decides for parameters whose
     gradients are zeros, and for no others.
     """
-    saved = state["opt_G"] if net == "G" else state["opt_D"]
+    saved = state[f"opt_{net}"]
     beta1, beta2 = state["betas"][net]
     names = list(gradients[0])
     there = [torch.stack([g[name].any() for name in names]).tolist() for g in gradients]
@@ -112,14 +105,29 @@ def passed_over(state: State, net: str, seen: list[Tensors], exact: list[Tensors
 
 
 def read_betas(step: Any) -> dict[str, tuple[float, float]]:
-    """Return both optimizers' decays."""
-    return {net: tuple(getattr(step, f"opt_{net}").param_groups[0]["betas"]) for net in ("G", "D")}
+    """Return the decays of each network's Adam, of those whose moments are means of the gradients themselves."""
+    return {
+        name: tuple(optimizer.param_groups[0]["betas"])
+        for name, optimizer in step.optimizers.items()
+        if _is_judged(step, name, optimizer)
+    }
+
+
+def _is_judged(step: Any, name: str, optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether it is one Adam of all the network's weights, in their order, without a decay in its gradients."""
+    if not isinstance(optimizer, torch.optim.Adam) or len(optimizer.param_groups) != 1:  # AdamW is one
+        return False
+    group = optimizer.param_groups[0]
+    decays = group["weight_decay"] and not group.get("decoupled_weight_decay")
+    same = [id(p) for p in group["params"]] == [id(p) for p in step.weights[name]]
+    return same and not (decays or group["amsgrad"] or group["maximize"])
 
 
 def _read_state(step: Any) -> dict[str, Moments]:
     states: dict[str, Moments] = {}
     for net, decays in read_betas(step).items():
-        named, state = dict(getattr(step, net).named_parameters()), getattr(step, f"opt_{net}").state
+        own, state = {id(p) for p in step.weights[net]}, step.optimizers[net].state
+        named = {name: p for name, p in step.networks[net].named_parameters() if id(p) in own}
         counts = [torch.as_tensor(state[p]["step"] if state.get(p) else 0.0).float() for p in named.values()]
         steps = torch.stack([count.detach().to(counts[0].device) for count in counts])
         states[net] = {STEPS: {STEPS: steps}}

@@ -18,14 +18,14 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+import stylegan_lite
 from ladder.core.errors import format_error
 from ladder.core.files import one_at_a_time, replace_file
 from ladder.core.plain import Fields
 from ladder.parity import adam_state, reference
-from ladder.parity.reference import Draw, Outcome, Reference
-from ladder.receipts.evidence import replace_method
+from ladder.parity.reference import Outcome, Reference, inputs_are_ours, load_inputs
 from stylegan_lite.config import Recipe, Workload
-from stylegan_lite.step import PHASES, TrainingStep
+from stylegan_lite.step import TrainingStep
 
 # How far a rung may stray, in units of the worst plain spelling of its precision. Judged by the others, no spelling
 # needed more than 2.16 (results/archive/parity).
@@ -64,18 +64,19 @@ def measure_errors(
     first: dict[str, tuple[dict[str, Tensor], Outcome]] = {}
     distances: dict[str, Distance] = {}
     with inputs_are_ours(step):
-        for number, inputs in enumerate(ref.draws()):
+        for number, inputs in enumerate(ref.draws(step)):
             load_inputs(
                 step, inputs
             )  # all phases first: phases that share a buffer then see the wrong numbers
             errors: Errors = {}
             for name, outcomes, exact in run_compared(step, ref, number, f"replay {number + 1}"):
                 outcome = outcomes[name]
-                errors |= compare_phase(name, outcome, add_adam(ref, exact, name, outcome))
+                errors |= compare_phase(name, outcome, add_adam(ref, step, exact, name, outcome))
                 if budget and adam_state.STEPS in outcome:
                     place = next(iter(outcome["gradient"].values())).device
-                    both = (list_gradients(each, name, place) for each in (outcomes, exact))
-                    skipped = compare_phase(name, *adam_state.passed_over(ref.state, name[0], *both))
+                    both = (list_gradients(each, name, place, step.owners) for each in (outcomes, exact))
+                    owner = reference.owner_of(name, step.owners)
+                    skipped = compare_phase(name, *adam_state.passed_over(ref.state, owner, *both))
                     errors |= {key: max(error, errors[key]) for key, error in skipped.items()}
                 if number == 0:
                     first[name] = outcome["gradient"], exact[name]
@@ -105,20 +106,23 @@ def run_compared(
         yield name, outcomes, exact
 
 
-def add_adam(ref: Reference, exact: dict[str, Outcome], name: str, outcome: Outcome) -> Outcome:
+def add_adam(
+    ref: Reference, step: TrainingStep, exact: dict[str, Outcome], name: str, outcome: Outcome
+) -> Outcome:
     """Return the right outcome of a label: ``exact``, with the expected move of Adam's state if that was measured."""
     if adam_state.STEPS not in outcome:
         return exact[name]
     place = next(iter(outcome["gradient"].values())).device
     counts = outcome[adam_state.STEPS][adam_state.STEPS]
-    return exact[name] | adam_state.expect_moves(
-        ref.state, name[0], list_gradients(exact, name, place), counts
-    )
+    net, gradients = reference.owner_of(name, step.owners), list_gradients(exact, name, place, step.owners)
+    return exact[name] | adam_state.expect_moves(ref.state, net, gradients, counts)
 
 
-def list_gradients(outcomes: dict[str, Outcome], name: str, place: Any) -> list[dict[str, Tensor]]:
+def list_gradients(
+    outcomes: dict[str, Outcome], name: str, place: Any, owners: Mapping[str, str]
+) -> list[dict[str, Tensor]]:
     """Return the gradients of a label's network, of its phases in this kind of step in order, on the device."""
-    labels = reference.of_network(name)
+    labels = reference.of_network(name, owners)
     return [move_outcome({"gradient": outcomes[each]["gradient"]}, place)["gradient"] for each in labels]
 
 
@@ -130,47 +134,19 @@ def move_outcome(outcome: Outcome, device: Any) -> Outcome:
 def settle_scales(step: TrainingStep, ref: Reference) -> None:
     """Run everything that will be compared until FP16 skips no update, as training does in its first steps.
 
-    Only an update is compared. The tests of ``stylegan_lite.scaling`` cover a skipped one.
+    Only an update is compared. The tests of ``stylegan_lite.step.scaling`` cover a skipped one.
     """
     scales = list(getattr(step, "scales", {}).values())
     with inputs_are_ours(step):
         for _ in range(SETTLING if scales else 0):
             before = [int(scale.skipped) for scale in scales]
-            for inputs in ref.draws():
+            for inputs in ref.draws(step):
                 load_inputs(step, inputs)
-                for what in ref.kinds or PHASES:
+                for what in ref.kinds or step.order:
                     reference.adopt_state(step, ref.state)
                     step.run(what) if ref.kinds else step.run_phase(what)  # type: ignore[arg-type]
             if before == [int(scale.skipped) for scale in scales]:
                 return
-
-
-@contextlib.contextmanager
-def inputs_are_ours(step: TrainingStep) -> Iterator[None]:
-    """Run phases as they are timed, except that nothing is drawn into their buffers."""
-    with contextlib.ExitStack() as stack:
-        for inputs in step.inputs.values():
-            stack.enter_context(replace_method(inputs, "fill", lambda: None))
-        yield
-
-
-def load_inputs(step: TrainingStep, inputs: Draw) -> None:
-    """Copy given numbers into the step's static buffers, each into its view (layouts differ between recipes).
-
-    One of several ranks takes its samples of the total batch.
-    """
-    ranks = getattr(step, "ranks", None)
-    if ranks is not None and ranks.size > 1:
-        inputs = inputs.share(ranks.rank, ranks.size)
-    for phase, drawn in inputs.phases.items():
-        buffers = step.inputs[phase]
-        buffers.z.copy_(drawn.z)
-        buffers.uniform.copy_(drawn.uniform)
-        for buffer, noise in zip(buffers.noise, drawn.noise, strict=True):
-            buffer.copy_(noise)
-        if drawn.image_noise is not None:
-            buffers.image_noise.copy_(drawn.image_noise)
-    step.real.copy_(inputs.real)
 
 
 # Errors
@@ -245,8 +221,21 @@ def is_exact(key: str) -> bool:
 # The budget
 
 
-def list_spellings(workload: Workload, precision: str, device: str) -> list[Fields]:
-    """Return plain-PyTorch ways to compute the same step in one precision: recipes, plus cuDNN's flags on a GPU."""
+def list_spellings(workload: Any, precision: str, device: str) -> list[Fields]:
+    """Return plain-PyTorch ways to compute the same step in one precision: recipes, plus flags of PyTorch's libraries.
+
+    Entries "cudnn" and "mkldnn" are flags of these libraries: cuDNN's benchmark or deterministic, oneDNN's enabled.
+    """
+    base: Fields = {"precision": precision}
+    if precision == "tf32":
+        base = {"precision": "fp32", "fp32_precision": "tf32"}
+    if not isinstance(workload, Workload):
+        ways: list[Fields] = [{}, {"channels_last": True}]
+        if device == "cuda":
+            ways += [{}, {"cudnn": "deterministic"}, {"cudnn": "benchmark"}]
+        else:
+            ways += [{"mkldnn": "off"}]
+        return [base | way for way in ways]
     grouped, var_mean = {"modconv": "grouped"}, {"instance_norm": "var_mean"}
     one, other = (grouped, {}) if workload.norm == "demod" else ({}, var_mean)
     recipes: list[Fields] = [
@@ -260,9 +249,6 @@ def list_spellings(workload: Workload, precision: str, device: str) -> list[Fiel
     else:  # cuDNN differentiates a depthwise convolution twice in seconds, longer than all others together
         # {} again shows its own nondeterminism.
         recipes += [{}, {"cudnn": "deterministic"}, {"cudnn": "benchmark"}]
-    base: Fields = {"precision": precision}
-    if precision == "tf32":
-        base = {"precision": "fp32", "fp32_precision": "tf32"}
     return [base | recipe for recipe in recipes]
 
 
@@ -325,23 +311,34 @@ def run_spellings(ref: Reference, precision: str, device: str) -> tuple[dict[str
     ref = dataclasses.replace(ref.on(device), tell=lambda text: tell(f"budget, {text}"))
     for number, recipe in enumerate(list_spellings(ref.workload, precision, device)):
         label = ", ".join(f"{k}: {v}" for k, v in recipe.items())
-        flag = str(recipe.pop("cudnn", "benchmark"))
-        before = getattr(torch.backends.cudnn, flag)
-        setattr(torch.backends.cudnn, flag, before or f"cudnn: {flag}" in label)
         try:
-            step = TrainingStep(ref.workload, Recipe.from_dict(recipe), device=device, seed=0)
-            step.keep_gradients = True
-            errors = measure_errors(step, ref, budget=True)[0]
+            with set_flag(str(recipe.pop("cudnn", "")), str(recipe.pop("mkldnn", ""))):
+                step = stylegan_lite.make_step(ref.workload.to_dict(), recipe, device=device, seed=0)
+                step.keep_gradients = True
+                errors = measure_errors(step, ref, budget=True)[0]
             runs[label if label not in runs else f"{label}, run {number + 1}"] = errors
         except (RuntimeError, NotImplementedError) as error:  # no kernel for it, or no memory
             left_out.append(f"{label}: {format_error(error)}")
-        finally:
-            setattr(torch.backends.cudnn, flag, before)
         if device == "cuda":
             torch.cuda.empty_cache()
     if len(runs) < 2:
         raise RuntimeError(f"parity: no budget: fewer than two plain spellings ran ({'; '.join(left_out)})")
     return runs, left_out
+
+
+@contextlib.contextmanager
+def set_flag(cudnn: str, mkldnn: str) -> Iterator[None]:
+    """Set a flag of cuDNN by name, or switch oneDNN off, while the block runs."""
+    flags = [(torch.backends.cudnn, cudnn, True)] if cudnn else []
+    flags += [(torch.backends.mkldnn, "enabled", False)] if mkldnn == "off" else []
+    before = [(module, name, getattr(module, name)) for module, name, _ in flags]
+    try:
+        for module, name, value in flags:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
 
 
 def find_worst(runs: dict[str, list[Errors]]) -> Errors:
@@ -352,7 +349,9 @@ def find_worst(runs: dict[str, list[Errors]]) -> Errors:
     return largest
 
 
-def derive_budgets(spread: Errors, precision: str, factor: float = FACTOR) -> Errors:
+def derive_budgets(
+    spread: Errors, precision: str, factor: float = FACTOR, owners: Mapping[str, str] | None = None
+) -> Errors:
     """Return ``factor`` x the spread of each tensor, or of the median tensor of its kind if that is larger.
 
     The median guards tensors of few numbers, whose spellings may all be close by luck. The budget is 0 if nothing may
@@ -367,12 +366,12 @@ def derive_budgets(spread: Errors, precision: str, factor: float = FACTOR) -> Er
         wide = factor * max(error, min(usual[_name_group(name)], RESOLVED), FLOOR[precision])
         budget[name] = 0.0 if is_exact(name) else min(wide, LIMIT)
     for name in budget:
-        judged = [budget[each] for each in _made_of(name) if spread.get(each, 1.0) <= RESOLVED]
+        judged = [budget[each] for each in _made_of(name, owners or {}) if spread.get(each, 1.0) <= RESOLVED]
         budget[name] = max([budget[name], *judged])
     return budget
 
 
-def _made_of(name: str) -> list[str]:
+def _made_of(name: str, owners: Mapping[str, str]) -> list[str]:
     """Return the gradients that a tensor's update, or its moments, are made of: one for each phase of its network.
 
     A gradient may stray as far as its own budget. An update that Adam makes of it then strays by as much or less (a
@@ -382,7 +381,7 @@ def _made_of(name: str) -> list[str]:
     phase, quantity, tensor = name.split("/", 2)
     if quantity not in ("update", *adam_state.MOMENTS) or tensor.startswith("*"):
         return []
-    return [f"{each}/gradient/{tensor}" for each in reference.of_network(phase)]
+    return [f"{each}/gradient/{tensor}" for each in reference.of_network(phase, owners)]
 
 
 def _name_group(key: str) -> str:

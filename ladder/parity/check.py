@@ -24,6 +24,7 @@ from typing import Any, TypedDict
 
 import torch
 
+import stylegan_lite
 from ladder.parity import adam_state, freshness, reference
 from ladder.parity.budget import (
     FACTOR,
@@ -35,16 +36,14 @@ from ladder.parity.budget import (
     compare_phase,
     derive_budgets,
     get_spread,
-    inputs_are_ours,
     is_whole,
-    load_inputs,
     measure_errors,
     move_outcome,
     precision_of,
     run_compared,
     settle_scales,
 )
-from ladder.parity.reference import Reference, Tell
+from ladder.parity.reference import Reference, Tell, inputs_are_ours, load_inputs
 from stylegan_lite.step import TrainingStep
 
 
@@ -96,10 +95,11 @@ def check_step(
     problems = [*freshness.check_schedule(step), *freshness.draws_anew(step), *freshness.check_images(step)]
     ref = get_reference(step, cache, tell)
     spread = get_spread(ref, precision_of(step.recipe), step.device)
-    budget = derive_budgets(spread["errors"], spread["precision"])
+    budget = derive_budgets(spread["errors"], spread["precision"], owners=step.owners)
     compared = step
     if other := ref.workload.batch != step.workload.batch:
-        compared = TrainingStep(ref.workload, step.recipe, device=step.device, seed=seed)
+        workload, recipe = ref.workload.to_dict(), step.recipe.to_dict()
+        compared = stylegan_lite.make_step(workload, recipe, device=step.device, seed=seed)
         compared.keep_gradients = True
         compared.prepare()
     here = ref if other else ref.on(step.device)
@@ -143,7 +143,7 @@ def check_step(
 
 def get_reference(step: TrainingStep, cache: Path | None, tell: Tell | None) -> Reference:
     """Return the reference of a step: of whole steps if it launches them so, not by the step's own words."""
-    kinds = freshness.list_kinds(step.workload) if getattr(step, "together", []) else []
+    kinds = freshness.list_kinds(step) if getattr(step, "together", []) else []
     return reference.get_reference(step.workload, step.device, cache, tell, kinds)
 
 
@@ -161,12 +161,12 @@ def compare_as_timed(step: TrainingStep, ref: Reference, budget: Errors, spread:
     settle_scales(step, ref)
     runs: list[Errors] = []
     problems: list[str] = []
-    for number, inputs in enumerate(ref.draws()):
+    for number, inputs in enumerate(ref.draws(step)):
         errors: Errors = {}
         with inputs_are_ours(step):
             load_inputs(step, inputs)
             for name, outcomes, exact in run_compared(step, ref, number, "as it is timed"):
-                right = add_adam(ref, exact, name, outcomes[name])
+                right = add_adam(ref, step, exact, name, outcomes[name])
                 right = {quantity: named for quantity, named in right.items() if quantity != "gradient"}
                 errors |= compare_phase(name, outcomes[name], move_outcome(right, step.device))
         runs.append(errors)
@@ -197,7 +197,7 @@ def compare_timed_step(step: TrainingStep, tell: Tell) -> Comparison:
         return {"problem": None, "left_out": why}
     precision = precision_of(step.recipe)
     spread = get_spread(ref, precision, step.device)["errors"]
-    budget = derive_budgets(spread, precision)
+    budget = derive_budgets(spread, precision, owners=step.owners)
     try:
         problems = compare_as_timed(step, ref.on(step.device), budget, spread)
     except torch.OutOfMemoryError:  # beside other processes: the reference stays on the CPU

@@ -19,14 +19,12 @@ from PIL import Image
 from torch import Tensor
 
 from ladder.core.protocol import CYCLE_STEPS
-from ladder.core.protocol import IN_ORDER as PHASES
 from ladder.receipts.evidence import replace_method
 from stylegan_lite.config import Workload
-from stylegan_lite.data import EpochSampler, ImageFolder, RandomImages
-from stylegan_lite.gpudecode import JpegFiles
-from stylegan_lite.step import TrainingStep
+from stylegan_lite.step import Input, TrainingStep
+from stylegan_lite.step.data import EpochSampler, ImageFolder, RandomImages
+from stylegan_lite.step.gpudecode import JpegFiles
 
-DRAWN = PHASES[:3]  # D_r1 is given real images alone
 NEXT, PREFETCH = "the next batch", "the batch after it"
 BATCHES = 6  # more than there are buffers on the way
 ROUNDING = 8 * torch.finfo(torch.float32).eps  # of numbers in [-1, 1] that come from bytes
@@ -41,22 +39,32 @@ def draws_anew(step: TrainingStep) -> list[str]:
     for phase in step.inputs:
         step._fill(phase)
     # all are filled by now, so a buffer that two phases share shows
-    first = {phase: [part.clone() for part in _split_parts(step, phase)] for phase in step.inputs}
+    first = {
+        phase: {name: part.clone() for name, part in _split_parts(step, phase).items()}
+        for phase in step.inputs
+    }
     for phase, before in first.items():
         step._fill(phase)
-        if any(_share_equal(a, b) > 0.01 for a, b in zip(before, _split_parts(step, phase), strict=True)):
+        now = _split_parts(step, phase)
+        if any(_share_equal(part, now[name]) > 0.01 for name, part in before.items()):
             problems.append(f"{phase}: a replay is given the numbers of the one before")
     for phase, other in itertools.combinations(first, 2):
-        if any(_share_equal(a, b) > 0.01 for a, b in zip(first[phase], first[other], strict=False)):
+        same = first[phase].keys() & first[other].keys()
+        if any(_share_equal(first[phase][name], first[other][name]) > 0.01 for name in same):
             problems.append(f"{phase} and {other}: the phases share their latents or noise")
     return problems
 
 
-def _split_parts(step: TrainingStep, phase: str) -> list[Tensor]:
-    """Return latents, cutoff and noise, in an order that pairs them between phases."""
-    inputs = step.inputs[phase]
-    image = [] if inputs.image_noise is None else [inputs.image_noise]
-    return [inputs.z, inputs.uniform, *inputs.noise, *image]
+def _split_parts(step: TrainingStep, phase: str) -> dict[str, Tensor]:
+    """Return the numbers of a phase by name."""
+    inputs, parts = step.inputs[phase], dict[str, Tensor]()
+    for name, one in inputs.declared.items():
+        tensors = inputs[name]
+        several, tensors = ([one], [tensors]) if isinstance(one, Input) else (one, tensors)
+        for each, tensor in zip(several, tensors, strict=True):
+            if each.source in ("normal", "uniform"):  # labels of few classes are equal by chance
+                parts[f"{name} {len(parts)}"] = tensor
+    return parts
 
 
 def _share_equal(a: Tensor, b: Tensor) -> float:
@@ -72,6 +80,8 @@ def check_images(step: TrainingStep) -> list[str]:
 
     Returns one message for the first wrong image, else [].
     """
+    if step.real is None:
+        return []
     w, feed, on_gpu = step.workload, step.feed, getattr(step.recipe, "gpu_decode", False)
     source: Any = RandomImages(w.resolution, True, w.batch)
     if w.data is not None:
@@ -118,17 +128,17 @@ def _make_image(source: Any, index: int, flip: bool, as_jpeg: bool) -> Tensor:
 # The order of a cycle
 
 
-def list_phases(workload: Workload, index: int, lazy: bool = True) -> tuple[str, ...]:
-    """Return the phases of one step of a cycle, from the intervals alone."""
-    every = {"G_pl": workload.pl_interval, "D_r1": workload.r1_interval}
-    return tuple(phase for phase in PHASES if phase not in every or (lazy and index % every[phase] == 0))
+def list_phases(step: TrainingStep, index: int, lazy: bool = True) -> tuple[str, ...]:
+    """Return the phases of one step of a cycle, from the intervals alone: those of the workload, or of the pair."""
+    every = {phase.name: phase.every for phase in step.pair.phases if phase.is_lazy}
+    if isinstance(step.workload, Workload):
+        every = {"G_pl": step.workload.pl_interval, "D_r1": step.workload.r1_interval}
+    return tuple(phase for phase in step.order if phase not in every or (lazy and index % every[phase] == 0))
 
 
-def list_kinds(workload: Workload) -> list[tuple[str, ...]]:
+def list_kinds(step: TrainingStep) -> list[tuple[str, ...]]:
     """Return the kinds of steps in cycles, each a sequence of phases."""
-    return sorted(
-        {list_phases(workload, index, lazy) for index in range(CYCLE_STEPS) for lazy in (True, False)}
-    )
+    return sorted({list_phases(step, index, lazy) for index in range(CYCLE_STEPS) for lazy in (True, False)})
 
 
 def check_schedule(step: TrainingStep) -> list[str]:
@@ -144,17 +154,17 @@ def check_schedule(step: TrainingStep) -> list[str]:
         calls: list[str] = []
         with record_calls(step, calls):
             step.cycle(lazy=lazy)
-        if problems := _list_differences(name, calls, expected):
+        if problems := _list_differences(name, step.order, calls, expected):
             return problems
     whole = getattr(step.recipe, "whole_step_graph", False)
-    needed = ["+".join(kind) for kind in list_kinds(step.workload)] if whole else PHASES
+    needed = ["+".join(kind) for kind in list_kinds(step)] if whole else step.order
     missing = [name for name in needed if step.graphs and name not in step.graphs]
     return [f"no graph of {name}: it runs eagerly" for name in missing]
 
 
 def _record_calls(step: TrainingStep, index: int, lazy: bool) -> list[str]:
-    due = list_phases(step.workload, index, lazy)
-    drawn = {phase: [_name_numbers(step, phase)] if phase in DRAWN else [] for phase in due}
+    due = list_phases(step, index, lazy)
+    drawn = {phase: [_name_numbers(step, phase)] if step.given[phase].is_drawn else [] for phase in due}
     if getattr(step.recipe, "whole_step_graph", False):
         run = [*itertools.chain(*drawn.values()), "+".join(due)]
     else:
@@ -193,11 +203,11 @@ def record_calls(step: TrainingStep, seen: list[str]) -> Iterator[None]:
             step.count = count
 
 
-def _list_differences(name: str, seen: list[str], expected: list[str]) -> list[str]:
+def _list_differences(name: str, phases: tuple[str, ...], seen: list[str], expected: list[str]) -> list[str]:
     """Return the first differences: missing phases, else missing images and numbers, else the first wrong step."""
     ran, due = ([phase for call in calls for phase in call.split("+")] for calls in (seen, expected))
     for words, things in (
-        ("runs {} {} times", PHASES),
+        ("runs {} {} times", phases),
         ("draws {} {} times", [call for call in dict.fromkeys(due) if call.startswith("numbers")]),
         ("asks for {} {} times", [NEXT, PREFETCH]),
     ):

@@ -5,11 +5,11 @@ Noise strengths and biases are moved away from zero, where half of the gradient 
 is made in FP32, since the rungs hold FP32 weights. Then every phase runs once in FP64 for each of ``REPLAYS`` sets of
 inputs.
 
-FP64 gradients accumulate over pieces of the batch, so that a large one fits. Pieces are whole minibatch-std groups:
-samples see each other only inside a group, so the pieces' gradients sum to those of the batch. (Two running means see
-the whole batch, and move once for it.) If even one group does not fit, the batch becomes 4, then the CPU computes, and
-a note says why. State and outcome are files of tensors under ``.cache/parity/``, keyed by workload and the source of
-the model, never under results.
+FP64 gradients of StyleGAN2 accumulate over micro-batches, so that a large batch fits (`stylegan_lite.step.micro`).
+If even one group of minibatch standard deviation does not fit, the batch becomes 4, then the CPU computes, and a note
+says why. Another pair may take statistics over its batch, so all of it is computed at once, on the GPU or on the CPU.
+State and outcome are files of tensors under ``.cache/parity/``, keyed by workload and the source of the model, never
+under results.
 
 A phase inside a whole step's graph cannot be replayed from the shared state by itself, and should not be. That D_main
 sees the new weights of G_main is part of what the graph must get right. So for such a step the reference runs the same
@@ -25,7 +25,7 @@ import functools
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,185 +39,134 @@ from ladder.core.errors import one_line
 from ladder.core.files import digest_sources, list_below, one_at_a_time, replace_file
 from ladder.parity import adam_state
 from ladder.parity.adam_state import State
-from stylegan_lite import losses
-from stylegan_lite.config import Recipe, Workload
-from stylegan_lite.step import PHASES, TrainingStep
+from ladder.receipts.evidence import replace_method
+from stylegan_lite.config import Workload
+from stylegan_lite.shares import holds_parts
+from stylegan_lite.step import Input, TrainingStep, saving
+from stylegan_lite.step.inputs import Value, take_samples
+from stylegan_lite.step.pair import Declared
 
 CACHE = files.cache_folder("parity")
 KEPT = 4  # cache entries; one of the article's workload is 3 GB
 STEPS = 32
 REPLAYS = 2
+DRAWN = ("normal", "uniform", "labels")
 FIELDS = ("made_on", "chunk", "notes", "state", "outcomes")  # of a reference's file, beside the batch
 RESIDENT = 0.1  # of a GPU's memory: the reference gets no more, the steps need it
 NUDGE = 0.1  # added to noise strengths and biases, as they are applied
 SMALL_BATCH = 4
 MOST_WORK = 4e10  # of a batch, by `work`: a little more than article-b32 and stylegan2-512 have
 
-# Quantity ("loss", "gradient", "update", "ema", "untouched", and those of `adam_state`) -> name -> tensor.
+# Quantity ("loss", "gradient", "update", "ema", "buffers", "untouched", and those of `adam_state`) -> name -> tensor.
 Outcome = dict[str, dict[str, Tensor]]
 Kind = tuple[str, ...]  # of a step: its phases in order
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class PhaseDraw:
-    """Random numbers of one phase, float32 on the CPU, in the shapes of :class:`stylegan_lite.inputs.PhaseInputs`.
-
-    The names are those of ``PhaseInputs``, so that a loss can read a part of the draw.
-    """
-
-    z: Tensor
-    noise: list[Tensor]
-    image_noise: Tensor | None
-    uniform: Tensor
-    layer_index: Tensor
-
-    @property
-    def batch(self) -> int:
-        return len(self.z) // 2
-
-    def part(self, samples: Tensor, device: str, dtype: torch.dtype) -> PhaseDraw:
-        """Return the numbers of these samples alone."""
-        here = {"device": device, "dtype": dtype}
-        image_noise = None if self.image_noise is None else self.image_noise[samples].to(**here)
-        return PhaseDraw(
-            self.z[torch.cat([samples, self.batch + samples])].to(**here),
-            [noise[samples].to(**here) for noise in self.noise],
-            image_noise,
-            self.uniform.to(**here),
-            self.layer_index.to(device),
-        )
-
-
-@dataclass(frozen=True)
 class Draw:
-    """All inputs of one step: latents, noise, cutoffs, path noise, and real images [N, 3, R, R]."""
+    """All inputs of one step, float32 on the CPU: by phase and name, images [N, 3, R, R], and a pair's own batch."""
 
-    phases: dict[str, PhaseDraw]
-    real: Tensor
+    declared: dict[str, Declared]
+    phases: dict[str, dict[str, Value]]
+    real: Tensor | None
+    own: dict[str, Tensor]
 
     def share(self, rank: int, ranks: int) -> Draw:
         """Return the samples of one of several ranks."""
+        which = slice(rank, None, ranks)
+
+        def take(one: Any, value: Any) -> Any:
+            if isinstance(one, Input):
+                return take_samples(value, one.times, which)
+            return [take(*pair) for pair in zip(one, value, strict=True)]
+
         mine = {
-            phase: drawn.part(torch.arange(rank, drawn.batch, ranks), "cpu", torch.float32)
+            phase: {name: take(self.declared[phase][name], value) for name, value in drawn.items()}
             for phase, drawn in self.phases.items()
         }
-        return Draw(mine, self.real[rank::ranks])
+        return Draw(self.declared, mine, None if self.real is None else self.real[which], self.own)
 
 
-def draw_inputs(workload: Workload, number: int) -> Draw:
-    """Return the ``number``-th set of inputs: a function of the workload's shapes and the number."""
+def draw_inputs(step: TrainingStep, number: int) -> Draw:
+    """Return the ``number``-th set of inputs: a function of their shapes and the number."""
     generator = torch.Generator().manual_seed(7_919 * (number + 1))
-    r, layers = workload.resolution, [x for x in workload.resolutions for _ in range(1 if x == 4 else 2)]
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
+    def draw(one: Any) -> Any:
+        if not isinstance(one, Input):
+            return [draw(each) for each in one]
+        if one.source == "labels":
+            return torch.randint(one.classes, one.shape, generator=generator)
+        return (torch.randn if one.source == "normal" else torch.rand)(one.shape, generator=generator)
 
-    phases = {}
-    for phase in ("G_main", "G_pl", "D_main"):
-        path = phase == "G_pl"
-        n = max(1, workload.batch // workload.pl_batch_shrink) if path else workload.batch
-        phases[phase] = PhaseDraw(
-            normal(2 * n, workload.z_dim),
-            [normal(n, 1, x, x) for x in layers],
-            normal(n, 3, r, r) if path else None,
-            torch.rand(2, generator=generator),
-            torch.arange(2 * len(workload.resolutions)),
-        )
-    coarse = torch.nn.functional.interpolate(normal(workload.batch, 3, 8, 8), size=(r, r), mode="bilinear")
-    real = (0.5 * coarse + 0.1 * normal(workload.batch, 3, r, r)).clamp(-1, 1)  # smooth, as photographs are
-    return Draw(phases, real)
+    def is_drawn(one: Any) -> bool:
+        return all(is_drawn(each) for each in one) if not isinstance(one, Input) else one.source in DRAWN
+
+    declared = {phase: inputs.declared for phase, inputs in step.given.items()}
+    phases = {
+        phase: {name: draw(one) for name, one in inputs.items() if is_drawn(one)}
+        for phase, inputs in declared.items()
+    }
+    real = None
+    if step.real is not None:
+        n, (c, h, w) = step.workload.batch, step.real.shape[1:]
+        coarse = torch.randn((n, c, 8, 8), generator=generator)
+        coarse = torch.nn.functional.interpolate(coarse, size=(h, w), mode="bilinear")
+        real = 0.5 * coarse + 0.1 * torch.randn((n, c, h, w), generator=generator)
+        real = real.clamp(-1, 1)  # smooth, as photographs are
+    return Draw(declared, phases, real, step.pair.batch(7_919 + number) if step.data else {})
+
+
+def load_inputs(step: TrainingStep, inputs: Draw) -> None:
+    """Copy given numbers into the step's static buffers, each into its view (layouts differ between recipes).
+
+    One of several ranks takes its samples of the total batch.
+    """
+    if step.data:
+        step.feed.load(inputs.own)
+    if step.ranks.size > 1:
+        inputs = inputs.share(step.ranks.rank, step.ranks.size)
+    for phase, drawn in inputs.phases.items():
+        step.given[phase].load(drawn)
+    if step.real is not None:
+        step.real.copy_(inputs.real)
+
+
+@contextlib.contextmanager
+def inputs_are_ours(step: TrainingStep) -> Iterator[None]:
+    """Run phases as they are timed, except that nothing is drawn into their buffers."""
+    with contextlib.ExitStack() as stack:
+        for inputs in step.inputs.values():
+            stack.enter_context(replace_method(inputs, "fill", lambda: None))
+        yield
 
 
 class Exact:
-    """The baseline's step in pieces of ``chunk`` samples whose gradients are summed: the same step in less memory."""
+    """The baseline's step in micro-batches of about ``chunk`` samples: the same step in less memory."""
 
-    def __init__(self, workload: Workload, precision: str, device: str, chunk: int) -> None:
-        recipe = Recipe.from_dict({"precision": precision})
-        self.step = TrainingStep(
-            dataclasses.replace(workload, data=None), recipe, device=device, seed=workload.batch
+    def __init__(self, workload: Any, precision: str, device: str, chunk: int) -> None:
+        parts = count_parts(workload, chunk)
+        fields = {"precision": precision} | ({"micro_batches": parts} if parts > 1 else {})
+        self.step = stylegan_lite.make_step(
+            workload.to_dict() | {"data": None}, fields, device=device, seed=workload.batch
         )
-        self.chunk, self.device = chunk, device
+        self.step.keep_gradients = True
 
     def run(self, phase: str, inputs: Draw) -> None:
-        """Run one phase, with its optimizer step (and the moving average), as ``TrainingStep.run_phase`` does it."""
-        step = self.step
-        network, optimizer = (step.G, step.opt_G) if phase.startswith("G") else (step.D, step.opt_D)
-        step.G.requires_grad_(network is step.G)
-        step.D.requires_grad_(network is step.D)
-        for parameter in network.parameters():  # zeros, not None: the baseline's set_to_none=False
+        """Run one phase, with its optimizer step (and the averages), on given inputs."""
+        load_inputs(self.step, inputs)
+        for parameter in self.step.weights[self.step.owners[phase]]:  # zeros, not None: set_to_none=False
             parameter.grad = torch.zeros_like(parameter)
-        total = torch.zeros_like(step.loss[phase])
-        for loss in self._losses(phase, inputs):
-            loss.backward()
-            total += loss.detach()
-        optimizer.step()
-        if network is step.D:
-            step.D.spectral_weights.advance()
-        step.gradients[phase] = {name: p.grad for name, p in network.named_parameters()}
-        step.loss[phase].copy_(total)
-        if phase == "D_main":
-            step._update_ema()
-
-    def _losses(self, phase: str, inputs: Draw) -> Iterator[Tensor]:
-        """Yield each piece's share of the phase's loss; they sum to the loss of the whole batch."""
-        step, w = self.step, self.step.workload
-        if phase == "G_pl":
-            yield from self._path_length(inputs.phases[phase])
-            return
-        w_avg = step.G.mapping.w_avg.clone()
-        for samples in split_chunks(w.batch, w.mbstd_group, self.chunk):
-            share = len(samples) / w.batch
-            real = inputs.real[samples].to(device=self.device, dtype=step.dtype)
-            if phase == "D_r1":
-                yield share * losses.d_r1(step.D, real, w.gamma, w.r1_interval, step.amp)
-                continue
-            part = inputs.phases[phase].part(samples, self.device, step.dtype)
-            if phase == "G_main":
-                yield share * losses.g_main(step.G, step.D, part, w.style_mixing, step.amp)
-            else:
-                yield share * losses.d_main(step.G, step.D, part, real, w.style_mixing, step.amp)
-        if phase == "G_main":  # each piece moved the average; only the whole batch counts, once
-            step.G.mapping.w_avg.copy_(w_avg)
-            with torch.no_grad():
-                z = inputs.phases[phase].z[: w.batch].to(device=self.device, dtype=step.dtype)
-                step.G.mapping.track(step.G.mapping(z))
-
-    def _path_length(self, inputs: PhaseDraw) -> Iterator[Tensor]:
-        """Yield each piece's penalty, in two passes.
-
-        The running mean moves by the whole batch's lengths before any piece's penalty is known.
-        """
-        step, w = self.step, self.step.workload
-        pieces = torch.arange(inputs.batch).split(self.chunk)
-        parts = [(len(p) / inputs.batch, inputs.part(p, self.device, step.dtype)) for p in pieces]
-
-        def penalty(part: PhaseDraw, mean: Tensor, decay: float) -> Tensor:
-            return losses.g_pl(
-                step.G, part, mean, decay, w.pl_weight, w.pl_interval, w.style_mixing, step.amp
-            )
-
-        if len(parts) == 1:
-            yield penalty(parts[0][1], step.pl_mean, w.pl_decay)
-            return
-        seen = torch.zeros_like(step.pl_mean)
-        for share, part in parts:
-            mean = torch.zeros_like(seen)
-            penalty(part, mean, 1.0)  # with decay 1, `mean` becomes this piece's mean length
-            seen += share * mean
-        step.pl_mean.lerp_(seen, w.pl_decay)
-        for share, part in parts:
-            yield share * penalty(part, step.pl_mean, 0.0)
+        with inputs_are_ours(self.step):
+            self.step.run_phase(phase)
 
 
-def split_chunks(batch: int, group: int, size: int) -> list[Tensor]:
-    """Return sample numbers in pieces of about ``size``: whole minibatch-std groups, in order.
-
-    Groups are strided (sample n is in group n mod (N / group)), and within a piece they must be strided again.
-    """
-    group = min(group, batch)
-    table = torch.arange(batch).view(group, batch // group)
-    return [columns.reshape(-1) for columns in table.split(max(1, size // group), dim=1)]
+def count_parts(workload: Any, chunk: int) -> int:
+    """Return the fewest micro-batches of at most ``chunk`` samples with whole minibatch-std groups."""
+    batch, group = workload.batch, min(getattr(workload, "mbstd_group", 1), workload.batch)
+    return next(
+        n for n in range(1, batch + 1) if holds_parts(batch, n, group) and batch // n <= max(chunk, group)
+    )
 
 
 @dataclass(frozen=True)
@@ -228,7 +177,7 @@ class Reference:
     comparison. ``kinds`` are those of a step that is launched whole; without them it is compared phase by phase.
     """
 
-    workload: Workload
+    workload: Any
     made_on: str
     chunk: int
     notes: list[str]
@@ -241,9 +190,10 @@ class Reference:
         default_factory=dict
     )  # of whole steps, by device
 
-    def draws(self) -> list[Draw]:
+    @staticmethod
+    def draws(step: TrainingStep) -> list[Draw]:
         """Return the inputs that belong to the outcomes."""
-        return [draw_inputs(self.workload, replay) for replay in range(REPLAYS)]
+        return [draw_inputs(step, replay) for replay in range(REPLAYS)]
 
     def on(self, device: str) -> Reference:
         """Return the reference on the device, once for all phases and spellings; unchanged if it takes too much memory.
@@ -273,24 +223,42 @@ def observe_phase(step: TrainingStep, what: str | Kind, run: Callable[[], None])
     """Run a phase, or a whole step. Return its outcome by label: loss, gradients, and how far the state moved, float64.
 
     Adam's state moves in its own dtype. Of a phase alone the entry ``untouched`` is how far anything moved that it must
-    not move. That includes the other network's moments and step counts.
+    not move. That includes the other network's moments and step counts. Buffers of another network may move in some
+    pairs (running statistics): ``buffers`` is how far.
     """
     before, adam = clone_tensors(step), adam_state.clone_states(step)
     run()
     moves, adam = measure_moves(step, before), adam_state.measure_moves(step, adam)
     if not isinstance(what, str):
         seen = {phase: read_computed(step, phase) for phase in what}
-        seen["G_main"] |= {"update": moves["G"]} | adam["G"]
-        seen["D_main"] |= {"update": moves["D"], "ema": moves["ema"]} | adam["D"]
+        for network in step.optimizers:
+            main = next((phase for phase in what if step.owners[phase] == network), None)
+            if main is not None:
+                seen[main] |= {"update": moves[network]} | adam.get(network, {})
+        if "ema" in moves:
+            seen[step.last]["ema"] = moves["ema"]
         return {label_phase(phase, what): outcome for phase, outcome in seen.items()}
-    outcome = read_computed(step, what) | {"update": moves.pop(what[0])} | adam.pop(what[0])
-    if what == "D_main":
+    owner = step.owners[what]
+    outcome = read_computed(step, what) | {"update": moves.pop(owner)} | adam.pop(owner, {})
+    if what == step.last and "ema" in moves:
         outcome["ema"] = moves.pop("ema")
+    if step.lets_buffers_move:
+        buffers = {
+            f"{network}.{name}": moves[network].pop(name)
+            for network in moves.keys() & step.networks.keys()
+            for name, _ in step.networks[network].named_buffers()
+            if name in moves[network]
+        }
+        outcome |= {"buffers": buffers} if buffers else {}
     rest = [t.abs().max() for named in moves.values() for t in named.values()]
-    rest += [
-        t.abs().max().to(rest[0]) for each in adam.values() for named in each.values() for t in named.values()
-    ]
-    return {what: outcome | {"untouched": {"others": torch.stack(rest).max()}}}
+    rest += [t.abs().max() for each in adam.values() for named in each.values() for t in named.values()]
+    place = step.loss[what].device
+    off = (
+        torch.stack([each.to(place).double() for each in rest]).max()
+        if rest
+        else torch.zeros((), device=place)
+    )
+    return {what: outcome | {"untouched": {"others": off}}}
 
 
 def label_phase(phase: str, kind: Kind) -> str:
@@ -298,17 +266,24 @@ def label_phase(phase: str, kind: Kind) -> str:
     return f"{phase} in {'+'.join(kind)}"
 
 
-def of_network(label: str) -> list[str]:
+def of_network(label: str, owners: Mapping[str, str]) -> list[str]:
     """Return the labels of this phase's network in the same step, in order. A phase alone gets its own label."""
     phase, _, kind = label.partition(" in ")
-    return [f"{each} in {kind}" for each in kind.split("+") if each[0] == phase[0]] if kind else [label]
+    same = [each for each in kind.split("+") if each and owner_of(each, owners) == owner_of(phase, owners)]
+    return [f"{each} in {kind}" for each in same] or [label]
+
+
+def owner_of(label: str, owners: Mapping[str, str]) -> str:
+    """Return the network that a phase trains. Phases of StyleGAN2 begin with its name."""
+    phase = label.partition(" in ")[0]
+    return owners.get(phase, phase[0])
 
 
 def observe_all(
     step: TrainingStep, ref: Reference, run: Callable[[Any], None], what: str
 ) -> Iterator[tuple[str, dict[str, Outcome]]]:
     """Run each phase, or each kind of step, from the shared state on loaded inputs. Yield (label, all its outcomes)."""
-    for each in ref.kinds or PHASES:
+    for each in ref.kinds or step.order:
         adopt_state(step, ref.state)
         outcomes = observe_phase(step, each, functools.partial(run, each))
         yield from ((name, outcomes) for name in outcomes)
@@ -316,12 +291,20 @@ def observe_all(
 
 
 def watch_tensors(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
-    """Return everything that a phase may move: {"G" | "D" | "ema": {name: tensor}}."""
-    tensors = {"G": dict(step.G.named_parameters()), "D": dict(step.D.named_parameters())}
-    tensors["D"] |= dict(step.D.named_buffers())  # of spectral normalization; no other layer has any
-    tensors["ema"] = dict(step.G_ema.named_parameters()) | dict(step.G_ema.named_buffers())
-    tensors["G"] |= {"mapping.w_avg": step.G.mapping.w_avg, "pl_mean": step.pl_mean}
+    """Return everything that a phase may move: {network | "ema": {name: tensor}}; of floating-point tensors only."""
+    tensors = {name: _named(network) for name, network in step.networks.items()}
+    several = len(step.averages) > 1
+    for name, average in step.averages.items():
+        of = {f"{name}.{key}" if several else key: tensor for key, tensor in _named(average).items()}
+        tensors["ema"] = tensors.get("ema", {}) | of
+    first = next(iter(step.optimizers))
+    tensors[first] |= step.state
     return tensors
+
+
+def _named(module: torch.nn.Module) -> dict[str, Tensor]:
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
 
 
 def clone_tensors(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
@@ -341,7 +324,9 @@ def measure_moves(step: TrainingStep, before: dict[str, dict[str, Tensor]]) -> d
 def read_computed(step: TrainingStep, phase: str) -> Outcome:
     """Return a phase's loss and gradients, float64. A parameter without a gradient has zeros."""
     gradients = step.gradients.get(phase, {})
-    parameters = (step.G if phase[0] == "G" else step.D).named_parameters()
+    network = step.owners[phase]
+    own = {id(each) for each in step.weights[network]}
+    parameters = [(k, p) for k, p in step.networks[network].named_parameters() if id(p) in own]
     return {
         "loss": {"loss": step.loss[phase].detach().double().clone()},
         "gradient": {
@@ -353,48 +338,47 @@ def read_computed(step: TrainingStep, phase: str) -> Outcome:
 
 def adopt_state(step: TrainingStep, state: State) -> None:
     """Set networks, averages and optimizers to ``state``, in place if the step is prepared (graphs)."""
-    for name in ("G", "D", "G_ema"):
-        getattr(step, name).load_state_dict(state.get(name))
-    step.pl_mean.copy_(state["pl_mean"])
-    for optimizer, held in ((step.opt_G, state["opt_G"]), (step.opt_D, state["opt_D"])):
+    for name, module in saving.modules(step).items():
+        module.load_state_dict(state[name])
+    for name, tensor in step.state.items():
+        tensor.copy_(state[name])
+    for name, optimizer in step.optimizers.items():
+        held = state[f"opt_{name}"]
         if step.prepared:
             step._load_optimizer(optimizer, held)
         else:
-            saved = {k: {n: t.clone() for n, t in moments.items()} for k, moments in held.items()}
+            saved = _map_tree(held, lambda t: t.clone())
             optimizer.load_state_dict(
                 {"state": saved, "param_groups": optimizer.state_dict()["param_groups"]}
             )
 
 
-def shared_state(workload: Workload, device: str, chunk: int, tell: Tell) -> State:
+def shared_state(workload: Any, device: str, chunk: int, tell: Tell) -> State:
     """Run ``STEPS`` steps of the FP32 baseline, then move noise strengths and biases off zero. Return the state."""
     baseline = Exact(workload, "fp32", device, chunk)
     for index in range(STEPS):
-        inputs = draw_inputs(workload, 100 + index)
-        baseline.run("G_main", inputs)
-        if index % workload.pl_interval == 0:
-            baseline.run("G_pl", inputs)
-        baseline.run("D_main", inputs)
-        if index % workload.r1_interval == 0:
-            baseline.run("D_r1", inputs)
+        inputs = draw_inputs(baseline.step, 100 + index)
+        for phase in baseline.step.phases(index):
+            baseline.run(phase, inputs)
         tell(f"shared state, step {index + 1} of {STEPS}")
     generator = torch.Generator().manual_seed(1)
-    for module in [*baseline.step.G.modules(), *baseline.step.D.modules()]:
+    networks = [baseline.step.networks[name] for name in baseline.step.optimizers]
+    for module in [module for network in networks for module in network.modules()]:
         gain = getattr(module, "bias_gain", 1.0)
         for name, scale in (("bias", NUDGE / gain), ("noise_strength", NUDGE)):
             tensor = getattr(module, name, None)
-            if tensor is not None:
+            if isinstance(tensor, Tensor):
                 number = torch.randn(tensor.shape, generator=generator)
                 tensor.data.add_((scale * (number + 0.5 * number.sign())).to(tensor))
     state = baseline.step.state_dict()
-    tensors = {name: state[name] for name in ("G", "D", "G_ema", "opt_G", "opt_D", "pl_mean")}
-    return _map_tree(
-        tensors | {"betas": adam_state.read_betas(baseline.step)}, lambda t: t.detach().cpu().clone()
-    )
+    step = baseline.step
+    names = [*saving.modules(step), *(f"opt_{name}" for name in step.optimizers), *step.state]
+    tensors = {name: state[name] for name in names}
+    return _map_tree(tensors | {"betas": adam_state.read_betas(step)}, lambda t: t.detach().cpu().clone())
 
 
 def compute_reference(
-    workload: Workload, state: State, device: str, chunk: int, tell: Tell
+    workload: Any, state: State, device: str, chunk: int, tell: Tell
 ) -> list[dict[str, Outcome]]:
     """Run all phases for every replay in FP64, each from ``state``. Return float32 on the CPU, as `to_cpu` does."""
     alone = Reference(workload, device, chunk, [], state, [], Path(), tell=tell)
@@ -404,7 +388,7 @@ def compute_reference(
 def compute_all(ref: Reference) -> list[dict[str, Outcome]]:
     baseline = Exact(ref.workload, "fp64", ref.made_on, ref.chunk)
     outcomes = []
-    for inputs in ref.draws():
+    for inputs in ref.draws(baseline.step):
 
         def run(what: str | Kind, inputs: Draw = inputs) -> None:
             for phase in [what] if isinstance(what, str) else what:
@@ -432,7 +416,7 @@ def compute_whole(ref: Reference) -> list[dict[str, Outcome]]:
 
 
 def get_reference(
-    workload: Workload,
+    workload: Any,
     device: str,
     cache: Path | None = None,
     tell: Tell | None = None,
@@ -462,7 +446,7 @@ def made_by(*files: str) -> list[str]:
     return [digest_sources(path.parent, [path])[:16] for path in map(Path, files)]
 
 
-def make_key(workload: Workload) -> str:
+def make_key(workload: Any) -> str:
     """Return the cache key: a hash of workload, sources of model and reference, and versions of torch and cuDNN.
 
     Torch counts because its generator makes the inputs.
@@ -473,12 +457,15 @@ def make_key(workload: Workload) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def list_attempts(workload: Workload, device: str) -> list[tuple[str, int, int]]:
+def list_attempts(workload: Any, device: str) -> list[tuple[str, int, int]]:
     """Return (device, batch, samples at a time), best first: smaller pieces, then batch 4, then the CPU.
 
     The batch is halved, in whole groups, while FP64 of all of it would take too long.
     """
-    n, group = workload.batch, min(workload.mbstd_group, workload.batch)
+    n = workload.batch
+    if not isinstance(workload, Workload):
+        return [(device, n, n), *([] if device == "cpu" else [("cpu", n, n)])]
+    group = min(workload.mbstd_group, n)
     while n * estimate_work(workload) > MOST_WORK and n // 2 >= group:
         n = n // 2 // group * group
     sizes, size = [n], n // 2
@@ -498,7 +485,7 @@ def estimate_work(workload: Workload) -> float:
     return float(sum(size**2 * workload.fmaps(size) ** 2 for size in workload.resolutions))
 
 
-def _make_reference(workload: Workload, device: str, tell: Tell) -> Reference:
+def _make_reference(workload: Any, device: str, tell: Tell) -> Reference:
     states: dict[int, State] = {}  # by batch; made on the GPU if possible: in FP32 it is cheap
     notes, skip_device = [], False
     tries = list_attempts(workload, device)

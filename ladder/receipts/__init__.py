@@ -72,6 +72,22 @@ def reason(receipts: Mapping[str, Issued]) -> str | None:
 
 # Questions of the rungs to the evidence
 
+STYLEGAN2 = {
+    "own": True,
+    "trained": ["G", "D"],
+    "phases": ["G_main", "G_pl", "D_main", "D_r1"],
+    "always": ["G_main", "D_main"],
+    "once": ["G_main", "D_main"],
+    "twice": ["G_pl", "D_r1"],
+    "averages": ["G"],
+    "adam": True,
+}
+
+
+def pair_of(seen: Evidence) -> Mapping[str, Any]:
+    """Return what is trained (`ladder.receipts.evidence.describe_pair`); StyleGAN2 unless the evidence says more."""
+    return seen.get("pair", STYLEGAN2)
+
 
 def share(amounts: Mapping[str, float], *keys: str, of: Iterable[str] | None = None) -> float:
     """Return the part of ``amounts`` that these keys hold, among the keys ``of`` (default: all); 0 of nothing."""
@@ -137,7 +153,15 @@ def gone(seen: Evidence, what: str, op: str, layers: Iterable[str] | None = None
 
 
 def judge_accumulation(seen: Evidence, parts: int) -> Receipt:
-    """Check that every phase of D has so many parts of one size. With joint batches D_main has parts of both kinds."""
+    """Check that every phase of D has so many parts of one size. With joint batches D_main has parts of both kinds.
+
+    Of another pair than StyleGAN2, networks pass so many times as many batches, of whole numbers of parts.
+    """
+    if not (pair := pair_of(seen))["own"]:
+        cut = {phase: count for phase, count in pair["parts"].items() if count != parts}
+        line = ", ".join(f"{phase} {count}" for phase, count in pair["parts"].items())
+        runs = [len(batches) for batches in seen["passes"].values()]
+        return judge((not cut and all(n % parts == 0 for n in runs), f"parts of the batch by phase: {line}"))
     batches = seen["passes"].get("Discriminator", [])
     one = min(batches, default=0)
     joint = [2 * one] if seen["recipe"]["joint_batch"] else [one, one]
@@ -147,7 +171,7 @@ def judge_accumulation(seen: Evidence, parts: int) -> Receipt:
 
 def list_compiled_phases(seen: Evidence) -> list[str]:
     """Return the main phases that ran as compiled graphs. In a captured step these are the captured ones."""
-    return [phase for phase in ("G_main", "D_main") if seen["compile"].get("runs", {}).get(phase)]
+    return [phase for phase in pair_of(seen)["once"] if seen["compile"].get("runs", {}).get(phase)]
 
 
 def judge_compilation(seen: Evidence, *modes: str) -> Receipt:
@@ -166,7 +190,7 @@ def judge_compilation(seen: Evidence, *modes: str) -> Receipt:
     count = "not profiled" if kernels is None else f"{kernels:.0f} a step"
     return judge(
         (compiled["mode"] in modes, f"torch.compile in mode {compiled['mode']}"),
-        (len(ran) == 2, f"phases that ran compiled: {', '.join(ran) or 'none'}"),
+        (len(ran) == len(pair_of(seen)["once"]), f"phases that ran compiled: {', '.join(ran) or 'none'}"),
         (None, f"graphs compiled: {graphs or 'none'}"),
         (compiled["breaks"] == 0, f"graph breaks: {compiled['breaks']}"),
         *((None, make_display(f"first break: {reason}")) for reason in compiled["why_broken"]),

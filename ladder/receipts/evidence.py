@@ -21,7 +21,6 @@ import torch
 
 from ladder.core.plain import Plain
 from ladder.core.protocol import CYCLE_STEPS
-from ladder.core.protocol import IN_ORDER as PHASES
 from ladder.core.text import make_display
 from ladder.receipts import traces
 from ladder.receipts.watch import (
@@ -33,6 +32,8 @@ from ladder.receipts.watch import (
     name_layout,
     name_of,
 )
+from stylegan_lite.step.phases import is_adam
+from stylegan_lite.stylegan2 import StyleGAN2Step
 
 SETTINGS = ("conv_fp32_precision", "matmul_fp32_precision", "cudnn_benchmark", "cudnn_deterministic")
 ON_CPU = 4  # traced steps, instead of a cycle
@@ -51,8 +52,8 @@ def gather_evidence(step: Any, traced: Traced | None = None) -> Plain:
     """Return the evidence of one prepared ``TrainingStep``, which is traced now if it was not before.
 
     All but the trace counts, and times nothing. Amounts are of one step of a cycle, calls of one run of each phase.
-    ``ladder.receipts.watch`` and ``stylegan_lite.parallel`` describe the values. What an older commit's step lacks is
-    empty, and figures of the profiler are None where it saw nothing.
+    ``ladder.receipts.watch`` and ``stylegan_lite.step.parallel`` describe the values. What an older commit's step lacks
+    is empty, and figures of the profiler are None where it saw nothing.
     """
     traced = traced or trace_step(step)
     figures, before = traced.figures, alternatives_taken()
@@ -67,32 +68,35 @@ def gather_evidence(step: Any, traced: Traced | None = None) -> Plain:
         torch.cuda.empty_cache()
         before = alternatives_taken()
         watch, zeroed, kernels = watch_phases(step)
-    weights = [*step.G.parameters(), *step.D.parameters()]
+    weights = [weight for name in step.optimizers for weight in step.networks[name].parameters()]
     stored: Counter[str] = Counter()
     for weight in weights:
         if weight.dim() == 4:
             stored[name_layout(weight)] += weight.nbytes
-    adam = step.opt_G.param_groups[0]
+    adam = next(iter(step.optimizers.values())).param_groups[0]
     sizes = {
-        net: sum(len(group["params"]) for group in getattr(step, f"opt_{net}").param_groups) for net in "GD"
+        net: sum(len(group["params"]) for group in optimizer.param_groups)
+        for net, optimizer in step.optimizers.items()
     }
-    states = [state for optimizer in (step.opt_G, step.opt_D) for state in optimizer.state.values()]
+    states = [state for optimizer in step.optimizers.values() for state in optimizer.state.values()]
     counts = [state["step"] for state in states if "step" in state]
     moments = [value for state in states for key, value in state.items() if key != "step"]
-    often = {phase: derive_frequency(step, phase) for phase in PHASES}
+    often = {phase: 1 / each.every for phase, each in step.kinds.items()}
     feed, ranks, compiled = step.feed, getattr(step, "ranks", None), getattr(step, "compiled", None)
     forked = getattr(getattr(step, "parallel", None), "captured" if captured else "collected", {})
     islands = {
         **watch.islands,
         "weights": _count_dtypes(weights),
         "moments": _count_dtypes(moments),
-        "moving average": _count_dtypes([*step.G_ema.parameters()]),
+        "moving average": _count_dtypes([p for each in step.averages.values() for p in each.parameters()]),
     }
     return {
         "recipe": step.recipe.to_dict(),
-        "norm": step.workload.norm,
+        "pair": describe_pair(step),
+        "norm": getattr(step.workload, "norm", None),
         "device": step.device,
         "flops": _copy_counts(watch.flops),
+        "products": dict(watch.products),  # FLOPs of matrix products by dtype
         "inputs": _copy_counts(watch.inputs),
         "weights": _copy_counts(watch.weights),
         "convolutions": _copy_counts(watch.convolutions),
@@ -110,10 +114,10 @@ def gather_evidence(step: Any, traced: Traced | None = None) -> Plain:
             "filled": watch.fills,
             "accumulated": watch.accumulated,
             "zero_kernels": figures.get("zero_kernels"),
-            "tensors": sum(often[phase] * sizes[phase[0]] for phase in PHASES),
+            "tensors": sum(often[phase] * sizes[step.owners[phase]] for phase in step.order),
         },
         "adam": {
-            **{key: adam[key] for key in ("capturable", "foreach", "fused")},
+            **{key: adam.get(key) for key in ("capturable", "foreach", "fused")},
             # A capture needs the counts on the GPU.
             "steps_on": sorted({x.device.type if torch.is_tensor(x) else "python" for x in counts}),
             "calls": dict(watch.optimizer),
@@ -135,7 +139,7 @@ def gather_evidence(step: Any, traced: Traced | None = None) -> Plain:
         },
         "data": {
             "workers": count_workers(feed),  # alive
-            "persistent": bool(feed.loader.persistent_workers),
+            "persistent": bool(getattr(feed.loader, "persistent_workers", False)),
             **traced.data,
             "copy_ms": figures.get("copy_ms"),
             "overlap": figures.get("overlap"),
@@ -206,16 +210,30 @@ def _count_dtypes(tensors: list[torch.Tensor]) -> dict[str, int]:
     return dict(sorted(Counter(name_of(x.dtype) for x in tensors if torch.is_tensor(x)).items()))
 
 
-def derive_frequency(step: Any, phase: str) -> float:
-    """Return how often a phase runs in a step."""
-    return 1 / {"G_pl": step.workload.pl_interval, "D_r1": step.workload.r1_interval}.get(phase, 1)
+def describe_pair(step: Any) -> Plain:
+    """Return what is trained, as receipts need it: whether it is StyleGAN2, and names of networks and phases."""
+    dims = {p.dim() for name in step.optimizers for p in step.networks[name].parameters()}
+    return {
+        "own": isinstance(step, StyleGAN2Step),
+        "trained": [*step.optimizers],
+        "phases": [*step.order],
+        "always": [phase for phase, each in step.kinds.items() if not each.is_lazy],
+        "once": [phase for phase, each in step.kinds.items() if not each.twice],
+        "twice": [phase for phase, each in step.kinds.items() if each.twice],
+        "averages": [*step.averages],
+        "images": 4 in dims,  # weights of two-dimensional convolutions
+        "adam": all(is_adam(optimizer) for optimizer in step.optimizers.values()),
+        "parts": {phase: step._parts(phase) for phase in step.order},
+        "recomputed": getattr(step.blocks, "runs", 0),
+    }
 
 
 def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, Plain]]:
     """Run each phase once eagerly; return the watch, the gradients that ``zero_grad`` left, and our launches."""
     watch, zeroed = Watch(), {"none": 0, "kept": 0}
     copies = [e.weight for e in list_entries(step)]
-    images = [p for p in [*step.G.parameters(), *step.D.parameters()] if p.dim() == 4]
+    trained = [step.networks[name] for name in step.optimizers]
+    images = [p for network in trained for p in network.parameters() if p.dim() == 4]
     watch.weights_at = {weight.data_ptr() for weight in copies or images}  # that a compute copy may replace
 
     def watch_zero_grad(optimizer: Any) -> Callable[..., None]:
@@ -232,14 +250,15 @@ def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, Plain]]:
 
     with (
         run_eager(step),
-        replace_method(step.opt_G, "zero_grad", watch_zero_grad(step.opt_G)),
-        replace_method(step.opt_D, "zero_grad", watch_zero_grad(step.opt_D)),
-        layers_named(watch, step.G, step.D),
+        contextlib.ExitStack() as replaced,
+        layers_named(watch, *step.networks.values()),
         count_launches() as kernels,
         torch.autograd.set_multithreading_enabled(False),  # backward in this thread, where the mode sees it
     ):
-        for phase in PHASES:
-            watch.start(derive_frequency(step, phase))
+        for optimizer in step.optimizers.values():
+            replaced.enter_context(replace_method(optimizer, "zero_grad", watch_zero_grad(optimizer)))
+        for phase, each in step.kinds.items():
+            watch.start(1 / each.every)
             with watch:
                 step.run_phase(phase)
         synchronize_device(step)
@@ -335,7 +354,7 @@ def count_operators(step: Any) -> int:
     """Return the operators that the CPU issues for one run of each phase as it is timed, or for the worst step."""
     runs = [[functools.partial(step.run, kind)] for kind in getattr(step, "together", [])]
     counts = []
-    for each in runs or [[functools.partial(step.run_phase, phase) for phase in PHASES]]:
+    for each in runs or [[functools.partial(step.run_phase, phase) for phase in step.order]]:
         with Watch() as watch:
             for run in each:
                 run()

@@ -54,6 +54,7 @@ class Watch(TorchDispatchMode):
         islands: {name: {dtype: calls}} of the operators that must stay in full precision.
         fills, accumulated: gradients set to zero, and additions to a gradient that was there already.
         optimizer: {"foreach" | "fused" | "lerp" | "foreach_lerp": calls} of Adam and of moving averages.
+        products: {dtype: FLOPs} of matrix products, in all passes.
         passes: {network: batch of each of its forward passes}, of all phases in order.
         reworked: products, casts and copies in a forward pass of one of the weights in ``weights_at`` (addresses).
         calls: operators in all.   crossings: copies between devices.
@@ -71,6 +72,7 @@ class Watch(TorchDispatchMode):
             defaultdict(Counter) for _ in range(6)
         )
         self.optimizer: Counter[str] = Counter()
+        self.products: Counter[str] = Counter()
         self.weights_at: set[int] = set()
         self.reworked = 0
         self.crossings: list[Crossing] = []
@@ -122,6 +124,9 @@ class Watch(TorchDispatchMode):
             self.plain["fp8"][self.layer()] += 1
         if op == "mv" and node is None and left:
             self.plain["spectral"][self.layer() or "power iteration"] += 1
+        if op in ("mm", "addmm", "bmm", "baddbmm"):
+            inner = args[1 if op in ("addmm", "baddbmm") else 0].shape[-1]
+            self.products[name_of(out.dtype)] += 2 * out.numel() * inner
         if op in ("mm", "addmm", "bmm", "baddbmm") and left:
             self.plain["dense"][self.layer() or "no layer" if node is None else node.name()] += 1
 
@@ -142,9 +147,10 @@ class Watch(TorchDispatchMode):
     def convolution(self, node: Any, flops: int, images: tuple[Tensor, ...], weight: Tensor) -> None:
         stage = self.stage(node)
         self.flops[stage][name_of(images[0].dtype)] += flops * self.weight
-        for x in images:
-            self.inputs[stage][name_layout(x)] += x.nbytes * self.weight
-        self.weights[stage][name_layout(weight)] += weight.nbytes * self.weight
+        if weight.dim() == 4:  # convolutions of one or three dimensions have no such layout
+            for x in images:
+                self.inputs[stage][name_layout(x)] += x.nbytes * self.weight
+            self.weights[stage][name_layout(weight)] += weight.nbytes * self.weight
         seen = self.convolutions[stage]
         seen["calls"] += 1
         seen["largest"] = max(seen["largest"], *weight.shape[2:])
@@ -227,7 +233,9 @@ def layers_named(watch: Watch, *networks: torch.nn.Module) -> Iterator[None]:
 
     def enter(module, args):
         if not watch.layers:
-            watch.passes[type(module).__name__].append(len(args[0]))
+            watch.passes[type(module).__name__].append(
+                len(args[0]) if args and isinstance(args[0], Tensor) else 0
+            )
         watch.layers.append(type(module).__name__)
 
     def leave(module, args, output):

@@ -4,7 +4,7 @@ Change. Each phase takes half of its samples through forward and backward, then 
 Part k of n has the samples whose number leaves k when divided by n, so groups of minibatch standard deviation stay
 whole. The averages over the batch are those of the whole: the mean of w waits for the last part. Path length needs
 the mean length of all samples before its loss. So all parts run once for their lengths and once more for the loss.
-Code: `stylegan_lite/micro.py`.
+Code: `stylegan_lite/step/micro.py`.
 
 Why it should help. It is for memory. The activations of one part at a time make the peak, so a card trains with a batch
 that does not fit. The update is that of the whole batch, and its cost is paid once.

@@ -47,8 +47,8 @@ def receipt(seen: dict) -> Receipt:
         (None, f"TF32 in FP32 convolutions, PyTorch's default: {settings['conv_fp32_precision']}"),
     ]
     if recipe["precision"] == "fp32":
-        checks.append((full == 1, f"convolution FLOPs in FP32: {full:.3f}"))
-    if not recipe["channels_last"]:
+        checks.append((full == 1 if seen["flops"] else None, f"convolution FLOPs in FP32: {full:.3f}"))
+    if not recipe["channels_last"] and total(seen["inputs"]):
         checks.append((nchw > 0.9, f"convolution inputs in NCHW: {nchw:.2f} of bytes"))
     if not recipe["set_to_none"]:
         kept = seen["gradients"]["kept"]

@@ -3,7 +3,7 @@
 Change. Generator and discriminator run under `torch.autocast(dtype=torch.bfloat16)`. Parameters, Adam's moments and
 the moving average stay FP32. The R1 and path-length penalties are squared, summed and scaled in FP32, from the input
 gradient on. So are the minibatch standard deviation and the demodulation coefficients: sums of many squares suffer
-most from eight bits of mantissa. Code: `stylegan_lite/phases.py`.
+most from eight bits of mantissa. Code: `stylegan_lite/step/phases.py`.
 
 Why it should help. Every activation takes half the bytes. Tensor Cores run at twice the rate of TF32, which cuDNN may
 use for FP32 convolutions. BF16 has the exponent range of FP32, so unlike FP16 it needs no loss scaling. No step is
@@ -16,7 +16,7 @@ backward of a convolution is slower in BF16 too: R1 took 185 ms against 117 (res
 BF16 instructions emulate it, slowly.
 """
 
-from ladder.receipts import FULL, Receipt, judge, share, total
+from ladder.receipts import FULL, Evidence, Receipt, judge, pair_of, share, total
 
 title = "BF16 mixed precision"
 change = {"precision": "bf16"}
@@ -39,7 +39,7 @@ STATISTICS = ("demodulate_kernel", "demodulate_group_kernel", "join_moments_kern
 def receipt(seen: dict) -> Receipt:
     """Check that convolutions compute in BF16; mapping, affines, losses, penalties, statistics and weights do not."""
     stages = ", ".join(f"{stage} {share(flops, 'bfloat16'):.3f}" for stage, flops in seen["flops"].items())
-    islands = {name: seen["islands"].get(name, {}) for name in ISLANDS}
+    islands = {name: seen["islands"].get(name, {}) for name in list_islands(seen)}
     islands |= {k: v for k, v in seen["islands"].items() if k == "statistics"}
     islands |= {k: dict.fromkeys(seen["kernels"][k]["dtypes"]) for k in STATISTICS if k in seen["kernels"]}
     if DENSE in seen["kernels"]:
@@ -52,8 +52,30 @@ def receipt(seen: dict) -> Receipt:
         islands["minibatch std"] = dict.fromkeys(FULL[:1])
     sunk = {name: ", ".join(sorted(set(found) - set(FULL))) for name, found in islands.items()}
     return judge(
-        (share(total(seen["flops"]), "bfloat16") > 0.99, f"convolution FLOPs in BF16: {stages or 'none'}"),
+        in_half(seen, "bfloat16", f"convolution FLOPs in BF16: {stages or 'none'}"),
         *((False, f"{name} in {dtypes}") for name, dtypes in sunk.items() if dtypes),
         *((False, f"{name}: not seen at all") for name, found in islands.items() if not found),
         (None, f"in full precision: {sum(not x for x in sunk.values())} of {len(sunk)} islands"),
     )
+
+
+def list_islands(seen: Evidence) -> list[str]:
+    """Return what must be in full precision: of another pair than StyleGAN2, what it has."""
+    pair = pair_of(seen)
+    if pair["own"]:
+        return [*ISLANDS]
+    there = {
+        "losses and penalties": "losses and penalties" in seen["islands"],
+        "weights": True,
+        "moments": pair["adam"],
+        "moving average": bool(pair["averages"]),
+    }
+    return [name for name in there if there[name]]
+
+
+def in_half(seen: Evidence, dtype: str, line: str) -> tuple[bool, str]:
+    """Return a check that convolutions compute in a half precision; of a pair without any, its matrix products."""
+    if seen["flops"] or pair_of(seen)["own"]:
+        return share(total(seen["flops"]), dtype) > 0.99, line
+    products = share(seen["products"], dtype)
+    return products > 0.5, f"no convolutions; FLOPs of matrix products in {dtype}: {products:.3f}"

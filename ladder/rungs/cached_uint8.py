@@ -5,7 +5,7 @@ into memory and kept for the next run. A batch is then a copy of stretches of th
 draw says so. Order and flips are those of the loader below. Workers, pinning and the copy to the GPU stay as they
 are: a worker that decoded a JPEG before now copies 196 kB (a 256x256 image). All workers share the pages of one file.
 The file belongs to the present state of the folder (names, sizes and times of its files) and is made anew when that
-changes. Code: `stylegan_lite/imagecache.py`.
+changes. Code: `stylegan_lite/step/imagecache.py`.
 
 Why it should help. A JPEG decodes to the same bytes in every epoch, which costs a CPU core many times more than a
 copy. On a machine with few cores the loader no longer waits for them, and no longer takes them from the process that

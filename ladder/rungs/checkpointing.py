@@ -5,7 +5,7 @@ input for its gradient. The next convolution keeps the kernel's result for the g
 phases only the input stays. The kernel runs once more when a gradient needs its result, and the result is freed after
 its last use. So no 3x3 convolution runs twice, and the numbers are equal bit by bit. The lazy phases stay as they are:
 their graphs are differentiated twice. Without `fused_modulation`, and with instance norm, each block runs once more as
-a whole, by `torch.utils.checkpoint`. Code: `stylegan_lite/recompute.py`.
+a whole, by `torch.utils.checkpoint`. Code: `stylegan_lite/step/recompute.py`.
 
 Why it should help. It saves memory, not time. These results are about half of what autograd keeps. Whole blocks cost
 28% of the step on an H100, most of it convolutions (docs/log.md). The passes alone cost 6.5%. One result is in memory
@@ -16,7 +16,7 @@ fell by 7%. Two streams hold what weight gradients read until backward ends, so 
 `accumulate_2` costs 11% of the step and frees three times as much.
 """
 
-from ladder.receipts import Receipt, judge, taken
+from ladder.receipts import Receipt, judge, pair_of, taken
 
 title = "activation checkpointing"
 change = {"checkpointing": True}
@@ -25,6 +25,8 @@ needs: tuple[str, ...] = ()
 
 def receipt(seen: dict) -> Receipt:
     """Check what backward runs once more: passes where the recipe fuses them, blocks elsewhere."""
+    if not (pair := pair_of(seen))["own"]:
+        return judge((pair["recomputed"] > 0, f"blocks run once more: {pair['recomputed']}x"))
     blocks = {name: len(seen["passes"].get(name, [])) for name in ("SynthesisBlock", "DiscriminatorBlock")}
     fused = seen["recipe"].get("fused_modulation") and seen["norm"] == "demod"
     if fused and not any(blocks.values()):  # Older commits run blocks again there, too.

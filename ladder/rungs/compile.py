@@ -5,7 +5,7 @@ graph, and AOTAutograd writes its backward pass. Inductor generates Triton kerne
 and our own operators. Shapes are fixed, so each phase is compiled once. R1 and path length differentiate a gradient,
 which AOTAutograd cannot, so they run the same modules uncompiled. Inside CUDA graphs the generated kernels are
 captured like any others. A phase that does not compile runs as before, and the receipt says so. Code:
-`stylegan_lite/compiled.py`.
+`stylegan_lite/step/compiled.py`.
 
 Why it should help. The compiler fuses the work between convolutions and between our kernels: casts, sums, gains,
 losses, copies from one layout to another. Each of those reads and writes memory once more, and each small one takes

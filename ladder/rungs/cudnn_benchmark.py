@@ -3,7 +3,7 @@
 Change. `torch.backends.cudnn.benchmark = True` holds while a phase is warmed up and captured. At the first call of
 each shape, dtype and memory format cuDNN runs its candidates and remembers the best. PyTorch tries 10 of them
 (`cudnn.benchmark_limit`). Without the flag a heuristic picks one unseen. The flag is global to a process, so it is
-set around a phase and put back. Code: `stylegan_lite/settings.py`.
+set around a phase and put back. Code: `stylegan_lite/step/settings.py`.
 
 Why it should help. The heuristic is good on shapes that everyone uses. StyleGAN's are not: 64 channels at 256x256, 3
 channels in toRGB, and weight gradients that sum over half a million pixels. A timed choice cannot be slower, except

@@ -3,7 +3,7 @@
 Change. DataLoader workers (8, or the number of cores if that is smaller) persist between epochs and keep 3 batches
 each ready. Batches lie in pinned memory. `non_blocking` copies run on a side stream, one batch ahead. Bytes (uint8)
 cross the bus and become [-1, 1] on the GPU. `drop_last` gives every batch the shape that a graph was captured for.
-Code: `stylegan_lite/data.py`.
+Code: `stylegan_lite/step/data.py`.
 
 Why it should help. The default loader decodes in the training process: while it opens JPEGs, nothing launches
 kernels. Copies from ordinary memory block the CPU until they are done; from pinned memory they run beside the

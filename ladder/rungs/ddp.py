@@ -3,7 +3,7 @@
 Change. Each phase's loss is computed inside `DistributedDataParallel`. Its hooks fire when autograd has accumulated a
 gradient. A bucket of 25 MB whose gradients are there is all-reduced on a stream of its own, while the backward pass
 goes on. Each phase has a wrapper. Parameters without a gradient (a bias of toRGB in path length) are left out of it.
-So nothing searches for unused parameters in every step. Code: `stylegan_lite/ranks.py`.
+So nothing searches for unused parameters in every step. Code: `stylegan_lite/step/ranks.py`.
 
 Why it should help. It is PyTorch's default, and most of the communication hides behind the backward pass.
 

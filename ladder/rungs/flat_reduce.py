@@ -4,7 +4,7 @@ Change. A process for each GPU takes its share of the batch, and the batch of th
 backward pass the gradients that the optimizer reads are copied into one buffer in float32. The second stream has
 joined by then. One all-reduce adds up the buffers of all ranks, and the mean is copied back. The loss travels in the
 same buffer. The mean path length and the average w are those of all ranks, so the training is that of one process.
-Code: `stylegan_lite/ranks.py`.
+Code: `stylegan_lite/step/ranks.py`.
 
 Why it should help. Each GPU computes a part of the batch. Autograd is not asked: gradients may lie in compute copies
 of weights, be written by a second stream, or be read by a fused update. One large all-reduce comes near the bandwidth

@@ -5,7 +5,7 @@ it to demodulation's in `.grad`. Then it runs Adam, and writes the compute copie
 `kernels.adam` does all of them in one. It takes the BF16 gradient times its gain, adds the float32 one if there is
 one, and updates moments and weight. It stores the next copy in its own layout, turned if the convolution is
 transposed. It finds the tensors of a whole network in a table of addresses. So a phase's update is three launches:
-one counts steps, one updates the plain layouts, one the turned ones. Code: `stylegan_lite/update.py`,
+one counts steps, one updates the plain layouts, one the turned ones. Code: `stylegan_lite/step/update.py`,
 `kernels/weights/adam.py`.
 
 Why it should help. PyTorch's fused Adam moves 28 bytes a parameter, and the passes around it another 18 to 30. They

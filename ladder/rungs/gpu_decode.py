@@ -3,7 +3,7 @@
 Change. Workers only read files: a batch crosses the bus as the bytes of its JPEG files. The function `decode_jpeg` of
 torchvision hands them to nvJPEG, a whole batch at once, on the stream that copied batches before. Order and flips are
 those of the loader below. Without torchvision, or with a build that lacks nvJPEG, the rung is n/a. Code:
-`stylegan_lite/gpudecode.py`.
+`stylegan_lite/step/gpudecode.py`.
 
 Why it should help. Decoding a JPEG is work for a CPU core. If few cores feed a fast GPU, or share the work with the
 process that launches kernels, it is better done elsewhere. Compressed, a batch is a fraction of its bytes.

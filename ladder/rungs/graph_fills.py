@@ -3,7 +3,7 @@
 Change. cuDNN clears the output of some input and weight gradients by a memset before it adds to it. A captured graph
 keeps each as a memset node. After the capture the nodes are replaced by kernels of ours that write the same bytes,
 and then the graph is instantiated. Every node that waited for a memset waits for the kernel. A memset of several rows
-stays as it is. Code: `stylegan_lite/fills.py`, `kernels/common/fill.py`.
+stays as it is. Code: `stylegan_lite/step/fills.py`, `kernels/common/fill.py`.
 
 Why it should help. A kernel follows a kernel at once. In a trace of a replayed step the chain waits for microseconds
 before a memset, and again after it (`ladder profile`: where nothing runs). A step at the top of `full` has 64 memsets.

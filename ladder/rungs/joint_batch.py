@@ -6,7 +6,7 @@ influence each other: D appends the standard deviation over groups to its last m
 half, as before, so every image keeps its logit. With that channel the last convolution has one channel more than a
 power of two. In every call cuDNN would copy image and weight to tensors with a multiple of 8 channels. Here zero
 channels are appended once instead. With `fused_norm` the deviation, its channel and the zeros are one Triton kernel,
-and so is the gradient. Code: `stylegan_lite/phases.py`, `kernels/norm/minibatch_std.py`.
+and so is the gradient. Code: `stylegan_lite/step/phases.py`, `kernels/norm/minibatch_std.py`.
 
 Why it should help. D's convolutions at 4x4 to 16x16 are too small for a large GPU: 16 images take the time of 8. So
 does every small kernel around them, and there are half as many. The gradients of the weights are computed once, not

@@ -10,7 +10,7 @@ weight on the first stream. A collector of our own does so on the second and fil
 Two more kinds of work go there. The moving average of G runs beside D's main phase, which does not change G. With
 `fused_update` most weights of a main phase are updated there, too. D's deep layers are updated while the chain
 still passes the large maps. All of G but its mapping is updated while the chain passes the mapping. The chain is
-captured at a higher priority: if both streams have blocks ready, it goes first. Code: `stylegan_lite/parallel.py`.
+captured at a higher priority: if both streams have blocks ready, it goes first. Code: `stylegan_lite/step/parallel.py`.
 
 Why it should help. At 4x4 to 32x32 the two gradients of a convolution each fill a fraction of a large GPU. Side by side
 they take the time of one. In G, small layers follow the large ones in backward, so what is left of the large ones fills

@@ -4,7 +4,7 @@ Change. `data_loading` copies bytes across the bus beside the step. But it conve
 stream of the step, before the step may begin. And it waits for the loader's next batch before it launches the step.
 Here the next batch is requested once the step has been launched. It is converted on the side stream as well, into one
 of two buffers that take turns. Events keep the streams apart: the step waits for the buffer to be full, the side stream
-for the step to have read it. Code: `stylegan_lite/data.py`.
+for the step to have read it. Code: `stylegan_lite/step/data.py`.
 
 Why it should help. Only one copy on the device stays in front of a step (6.3 MB at 256x256 and batch 8: a few
 microseconds). And a late loader delays the CPU while the GPU is still busy with the last step; before, it delayed the

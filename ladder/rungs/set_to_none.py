@@ -1,7 +1,7 @@
 """Drop gradients instead of filling them with zeros.
 
 Change. The optimizer calls `zero_grad(set_to_none=True)`. The next backward pass then writes each gradient; before,
-it read it, added to it and wrote it back. Code: `stylegan_lite/phases.py`.
+it read it, added to it and wrote it back. Code: `stylegan_lite/step/phases.py`.
 
 Why it should help. One fill and one accumulation less for each parameter tensor. The two networks of the article's
 workload have 49 million parameters, 195 MB in FP32. That is small beside the activations, and a few multi-tensor

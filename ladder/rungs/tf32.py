@@ -2,7 +2,7 @@
 
 Change. `torch.backends.cuda.matmul.fp32_precision` becomes "tf32". The same is said of convolutions, for which it is
 PyTorch's default already. TF32 keeps FP32's eight bits of exponent and cuts the mantissa of the inputs to ten bits;
-sums stay FP32. Code: `stylegan_lite/settings.py`.
+sums stay FP32. Code: `stylegan_lite/step/settings.py`.
 
 Why it should help. Tensor Cores multiply TF32 several times faster than the ordinary cores multiply FP32. For a model
 whose time is in large matmuls this is the cheapest switch there is, and it needs no autocast.

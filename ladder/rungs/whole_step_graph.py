@@ -4,7 +4,7 @@ Change. Each kind of step has one graph, instead of one for each phase. The kind
 average, the same with path length between them, and the same with R1 behind it. Phases keep their order, because it is
 part of the algorithm, so the lazy ones are inside a step's graph and not beside it. All graphs share one memory pool.
 Two kernels for each phase still draw the random numbers before the replay. So parity can load random numbers of its own
-into the very graph that is timed. Code: `stylegan_lite/preparing.py`.
+into the very graph that is timed. Code: `stylegan_lite/step/preparing.py`.
 
 Why it should help. Between two replays the GPU runs dry for some microseconds. The CPU does less for each step: one
 replay instead of 2.3. And work done once a step (a weight's cast, say) can be shared by the phases of a step.
@@ -14,7 +14,7 @@ takes ten milliseconds, there is next to nothing to gain: an H100 and an H200 sh
 longer, as the main phases are captured once for each kind of step.
 """
 
-from ladder.receipts import Receipt, judge
+from ladder.receipts import Receipt, judge, pair_of
 from ladder.rungs.cuda_graphs import kinds_captured
 
 title = "whole-step graph"
@@ -25,7 +25,7 @@ needs = ("cuda", "cuda_graphs")
 def receipt(seen: dict) -> Receipt:
     """Check that every graph holds a whole step, that every kind of step has one, and that a step is one replay."""
     found = seen["graphs"]
-    whole = [name for name in found["captured"] if {"G_main", "D_main"} <= set(name.split("+"))]
+    whole = [name for name in found["captured"] if {*pair_of(seen)["always"]} <= set(name.split("+"))]
     replays = found["replays"]
     return judge(
         (

@@ -15,8 +15,8 @@ from torch.utils.flop_counter import flop_registry
 
 from ladder.plan.variants import Examination
 from ladder.receipts import judge
-from ladder.receipts.evidence import derive_frequency, run_eager
-from stylegan_lite.step import PHASES
+from ladder.receipts.evidence import run_eager
+from stylegan_lite.losses import PHASES
 
 
 def apply(step: Any, name: str) -> None:
@@ -48,7 +48,7 @@ def count(step: Any) -> float:
         for phase in PHASES:
             with Flops() as flops:
                 step.run_phase(phase)
-            total += derive_frequency(step, phase) * flops.total
+            total += flops.total / step.kinds[phase].every
     return total
 
 

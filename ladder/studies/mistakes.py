@@ -72,7 +72,7 @@ def latents_in_loop(step: Any) -> None:
             inputs.z = torch.randn_like(inputs.z)
             inputs.noise = [torch.randn_like(each) for each in inputs.noise]
             inputs.uniform = torch.rand_like(inputs.uniform)
-            if inputs.image_noise is not None:
+            if hasattr(inputs, "image_noise"):
                 inputs.image_noise = torch.randn_like(inputs.image_noise)
 
         return fill

@@ -25,7 +25,7 @@ import stylegan_lite
 from ladder.core.plain import Fields
 from ladder.machine import system
 from ladder.training import mishaps
-from stylegan_lite.data import ImageFolder
+from stylegan_lite.step.data import ImageFolder
 
 MOST_SAMPLES = {"cuda": 2000, "cpu": 500}
 MOST_JOBS = 4

@@ -35,7 +35,7 @@ PARTS = {
 MODEL = ("resolution", "norm", "spectral_norm", "z_dim", "w_dim", "mapping_layers", "conv_clamp")
 
 Tensors = dict[str, Tensor]
-State = dict[str, Any]  # of a step (`stylegan_lite.saving`)
+State = dict[str, Any]  # of a step (`stylegan_lite.step.saving`)
 
 
 class Images(TypedDict):

@@ -53,7 +53,7 @@ def _draw_images(step: TrainingStep, z: Tensor, generator: torch.Generator, trun
 
     The noise comes from the CPU, so that it is equal on every device.
     """
-    G, place = step.G_ema, {"device": step.device, "dtype": step.dtype}
+    G, place = step.averages["G"], {"device": step.device, "dtype": step.dtype}
     noise = [torch.randn(shape, generator=generator).to(**place) for shape in G.noise_shapes(len(z))]
     w = G.mapping.w_avg.lerp(G.mapping(z.to(**place)), truncation)
     with step.amp():

@@ -6,7 +6,7 @@ import os
 import re
 
 from ladder.core.errors import format_error, one_line, words_of
-from stylegan_lite.dataworkers import FAILED
+from stylegan_lite.step.dataworkers import FAILED
 
 # What torch, oneDNN and the system say, in small letters, and what it means.
 MEMORY = (

@@ -28,7 +28,8 @@ from ladder.training.checkpoint import CHECKPOINT, LOG, Content, Origin
 from ladder.training.losslog import Diverged, LossLog, Row
 from ladder.training.ranks import Ranks
 from stylegan_lite.config import ConfigError
-from stylegan_lite.step import PHASES, TrainingStep
+from stylegan_lite.losses import PHASES
+from stylegan_lite.step import TrainingStep
 
 # Steps on a GPU, about: copying 684 MB of state takes 5 ms on an H100, half of a fast step.
 COPY_EVERY = 64

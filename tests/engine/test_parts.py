@@ -7,10 +7,11 @@ from PIL import Image
 import stylegan_lite
 from ladder.engine import parts
 from ladder.engine.pool import WorkerFailure
-from stylegan_lite import data, step
+from stylegan_lite.losses import PHASES
+from stylegan_lite.step import TrainingStep, data
 from tests.support.small import SMALL
 
-SECONDS = dict(zip(step.PHASES, (1.0, 2.0, 4.0, 8.0), strict=True))
+SECONDS = dict(zip(PHASES, (1.0, 2.0, 4.0, 8.0), strict=True))
 
 
 class Clock:
@@ -43,7 +44,7 @@ def slow_phases(monkeypatch, clock):
         clock.now += SECONDS[phase] * (1 if ran[-1:] == [phase] else 2)
         ran.append(phase)
 
-    monkeypatch.setattr(step.TrainingStep, "run_phase", run_phase)
+    monkeypatch.setattr(TrainingStep, "run_phase", run_phase)
     return ran
 
 
@@ -53,12 +54,12 @@ def test_each_phase_is_timed_alone_in_windows_after_a_run_that_is_not(monkeypatc
     assert found["samples_s"] == {phase: [seconds] * 2 for phase, seconds in SECONDS.items()}
     assert ran == 2 * [phase for phase in parts.PHASES for _ in range(1 + 3)]  # they take turns
     assert found["recipe"]["set_to_none"] is True and found["choices"] is not None
-    assert set(parts.PHASES) == set(step.PHASES)
+    assert set(parts.PHASES) == set(PHASES)
 
 
 def test_a_phase_that_computes_nan_has_no_time(monkeypatch, clock):
     slow_phases(monkeypatch, clock)
-    monkeypatch.setattr(step.TrainingStep, "check_finite", lambda self: "loss of G_pl is NaN")
+    monkeypatch.setattr(TrainingStep, "check_finite", lambda self: "loss of G_pl is NaN")
     with pytest.raises(WorkerFailure, match="loss of G_pl") as failure:
         parts.time_phases(SMALL, {}, "cpu", samples=1, window=1)
     assert failure.value.status == "invalid"

@@ -19,9 +19,9 @@ from ladder.core.errors import UserError
 from ladder.images import prepare
 from ladder.machine import system
 from ladder.training.train import Settings, train_model
-from stylegan_lite import Recipe, Workload, imagecache
+from stylegan_lite import Recipe, Workload
 from stylegan_lite.networks import Generator
-from stylegan_lite.step import TrainingStep
+from stylegan_lite.step import TrainingStep, imagecache
 from tests.support.small import LEAST
 
 ROOT = Path(__file__).resolve().parents[2]

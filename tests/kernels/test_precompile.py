@@ -155,7 +155,7 @@ def test_a_run_in_which_nothing_was_missing_is_the_first_of_the_warm_up(monkeypa
 def test_kernels_are_compiled_before_torch_compile_launches_them(monkeypatch):
     """All phases, as they are without it: their kernels would be compiled one by one at their first launch."""
     from kernels import precompile
-    from stylegan_lite import compiled
+    from stylegan_lite.step import compiled
 
     seen = []
 

@@ -13,8 +13,8 @@ from ladder.engine.timed_rung import Invalid, Rung, replaced_timer
 from ladder.parity import check as parity
 from ladder.parity import reference
 from ladder.receipts import evidence
-from stylegan_lite import losses
-from stylegan_lite.step import PHASES
+from stylegan_lite.losses import PHASES
+from stylegan_lite.step.pair import autocast
 from tests.support import fake_graphs
 from tests.support.rung_steps import cold, gathered, receipt, small
 from tests.support.small import LEAST
@@ -159,7 +159,7 @@ def stale(step):
 
 def of_another_recipe(step):
     """The step says that it computes in FP32, and what was captured is in BF16."""
-    own, other = step.amp, functools.partial(losses.autocast, step.device, "bf16")
+    own, other = step.amp, functools.partial(autocast, step.device, "bf16")
 
     def replay(inner):
         step.amp = other

@@ -14,11 +14,10 @@ import torch
 from PIL import Image
 
 from ladder.core import text
-from ladder.parity import budget, freshness
-from stylegan_lite import imagecache
+from ladder.parity import freshness, reference
 from stylegan_lite.config import Recipe, Workload
-from stylegan_lite.data import DataFeed, EpochSampler
-from stylegan_lite.step import TrainingStep
+from stylegan_lite.step import TrainingStep, imagecache
+from stylegan_lite.step.data import DataFeed, EpochSampler
 from tests.support.fake_graphs import Streams
 from tests.support.rung_steps import gathered, receipt, small
 from tests.support.small import SMALL
@@ -67,12 +66,12 @@ def test_a_cycle_as_it_should_be_has_no_problems(whole: bool, intervals: dict) -
     assert (dict(vars(step)), dict(vars(step.feed))) == before
     assert not any("fill" in vars(inputs) for inputs in step.inputs.values())
     if whole:
-        assert step.together == freshness.list_kinds(step.workload)
+        assert step.together == freshness.list_kinds(step)
 
 
 def test_kinds_of_steps_follow_from_the_intervals() -> None:
-    assert freshness.list_kinds(small().workload) == sorted(WHOLE)
-    assert [freshness.list_phases(small().workload, k) for k in (0, 1, 4)] == [WHOLE[2], WHOLE[0], WHOLE[1]]
+    assert freshness.list_kinds(small()) == sorted(WHOLE)
+    assert [freshness.list_phases(small(), k) for k in (0, 1, 4)] == [WHOLE[2], WHOLE[0], WHOLE[1]]
 
 
 def without_draws(patch: pytest.MonkeyPatch) -> None:
@@ -176,7 +175,7 @@ def test_what_was_planted_in_a_step_is_still_there_afterwards() -> None:
         raise ZeroDivisionError
     assert freshness.check_schedule(step) == []
     assert step.replay is step.replay_together is step.feed.next is step.inputs["G_pl"].fill is planted
-    with budget.inputs_are_ours(step):
+    with reference.inputs_are_ours(step):
         assert step.inputs["G_pl"].fill is not planted
     assert step.inputs["G_pl"].fill is planted and "fill" not in vars(step.inputs["G_main"])
 

@@ -11,7 +11,7 @@ from ladder.parity import budget as budgets
 from ladder.parity import check as parity
 from ladder.parity.reference import Exact, draw_inputs
 from stylegan_lite.config import Workload
-from stylegan_lite.step import PHASES
+from stylegan_lite.losses import PHASES
 from tests.support.rung_steps import cold, small
 from tests.support.small import LEAST, SMALL
 
@@ -45,7 +45,8 @@ def whole(recipe, **workload):
 def test_what_they_should_move_by_is_what_torch_s_adam_does_in_fp64(beta1):
     workload = Workload.from_dict(LEAST | {"beta1": beta1})
     state = reference.shared_state(workload, "cpu", workload.batch, lambda text: None)
-    step, inputs = (baseline := Exact(workload, "fp64", "cpu", workload.batch)).step, draw_inputs(workload, 0)
+    step = (baseline := Exact(workload, "fp64", "cpu", workload.batch)).step
+    inputs = draw_inputs(step, 0)
     for kind in [(phase,) for phase in PHASES] + [KIND]:
         reference.adopt_state(step, state)
         before = adam_state.clone_states(step)
@@ -149,9 +150,9 @@ def test_the_budget_of_moments_is_for_gradients_that_are_none_too(references):
     moments decay exactly; with None, which kernels of ours give, they stay where D_main's rounded gradient put them."""
     workload = Workload.from_dict(SMALL | {"resolution": 8})
     # Every kind, as `parity.check` asks: a budget of other kinds would take the place of the kept one.
-    ref = reference.get_reference(workload, "cpu", references, kinds=freshness.list_kinds(workload))
-    errors = budgets.get_spread(ref, "bf16", "cpu")["errors"]
     step = small({"precision": "bf16", "set_to_none": True}, resolution=8)
+    ref = reference.get_reference(workload, "cpu", references, kinds=freshness.list_kinds(step))
+    errors = budgets.get_spread(ref, "bf16", "cpu")["errors"]
     step.keep_gradients, inner = True, step._compute
 
     def compute(phase):

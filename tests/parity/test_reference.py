@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from ladder.parity import reference
-from ladder.parity.reference import Exact, draw_inputs, split_chunks
+from ladder.parity.reference import Exact, count_parts, draw_inputs
 from ladder.plan import catalog
 from stylegan_lite.config import Recipe, Workload
-from stylegan_lite.networks import minibatch_std
-from stylegan_lite.step import PHASES, TrainingStep
+from stylegan_lite.losses import PHASES
+from stylegan_lite.stylegan2 import StyleGAN2Step
 
 SMALL = Workload(
     resolution=8, channel_base=64, batch=8, channel_max=8, z_dim=8, w_dim=8, mapping_layers=2, mbstd_group=2
@@ -22,27 +22,21 @@ def silent(text):
     pass
 
 
-def test_pieces_are_whole_minibatch_std_groups():
-    x = torch.randn(12, 3, 4, 4, dtype=torch.float64)
-    whole = minibatch_std(x, 4)
-    for size in (4, 8, 12):
-        pieces = split_chunks(12, 4, size)
-        assert torch.equal(torch.cat(pieces).sort().values, torch.arange(12))
-        for samples in pieces:
-            assert len(samples) <= size
-            torch.testing.assert_close(minibatch_std(x[samples], 4), whole[samples])
+@pytest.mark.parametrize(("size", "parts"), [(4, 3), (8, 3), (12, 1)])
+def test_pieces_are_whole_minibatch_std_groups(size, parts):
+    assert count_parts(dataclasses.replace(SMALL, batch=12, mbstd_group=4), size) == parts
 
 
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 def test_gradients_of_pieces_sum_to_those_of_the_batch_and_equal_the_steps_own(norm):
     workload = dataclasses.replace(SMALL, norm=norm)
-    inputs = draw_inputs(workload, 0)
     state = reference.shared_state(workload, "cpu", 8, silent)
     pieces, whole = Exact(workload, "fp64", "cpu", 2), Exact(workload, "fp64", "cpu", 8)
-    own = TrainingStep(workload, Recipe(precision="fp64"), device="cpu", seed=3)
+    inputs = draw_inputs(whole.step, 0)
+    own = StyleGAN2Step(workload, Recipe(precision="fp64"), device="cpu", seed=3)
     own.keep_gradients = True
     own.prepare()
-    from ladder.parity.budget import inputs_are_ours, load_inputs
+    from ladder.parity.reference import inputs_are_ours, load_inputs
 
     load_inputs(own, inputs)
     for phase in PHASES:

@@ -7,6 +7,7 @@ import torch
 
 from ladder.receipts import evidence
 from stylegan_lite import make_step
+from stylegan_lite.losses import PHASES
 from tests.support.small import LEAST
 
 
@@ -46,10 +47,10 @@ class Replay:
 def test_captured_phases_are_watched_eagerly_and_counted_as_they_are_timed():
     step = ready({})
     eager = evidence.gather_evidence(step)
-    step.graphs = {phase: Replay() for phase in evidence.PHASES}
+    step.graphs = {phase: Replay() for phase in PHASES}
     found = evidence.gather_evidence(step)
     assert found["flops"] == eager["flops"] and len(step.graphs) == 4
-    assert found["graphs"]["captured"] == sorted(evidence.PHASES)
+    assert found["graphs"]["captured"] == sorted(PHASES)
     assert found["graphs"]["operators_eager"] > 500
     assert found["graphs"]["operators"] == 6  # two draws, three phases
     assert found["graphs"]["phases_per_step"] == 2 + 1 / 4 + 1 / 16
@@ -58,7 +59,7 @@ def test_captured_phases_are_watched_eagerly_and_counted_as_they_are_timed():
 
 def test_where_eager_activations_do_not_fit_beside_the_graphs_they_are_dropped(monkeypatch):
     step = ready({})
-    step.graphs = {phase: Replay() for phase in evidence.PHASES}
+    step.graphs = {phase: Replay() for phase in PHASES}
     watch_phases = evidence.watch_phases
 
     def tight(step):
@@ -69,7 +70,7 @@ def test_where_eager_activations_do_not_fit_beside_the_graphs_they_are_dropped(m
     monkeypatch.setattr(evidence, "watch_phases", tight)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     found = evidence.gather_evidence(step)
-    assert found["graphs"]["captured"] == sorted(evidence.PHASES) and found["graphs"]["operators"] == 6
+    assert found["graphs"]["captured"] == sorted(PHASES) and found["graphs"]["operators"] == 6
     assert found["flops"]["forward"]["float32"] > 0
 
 

@@ -12,6 +12,7 @@ from ladder.core import text
 from ladder.engine.timed_rung import Rung
 from ladder.plan import catalog
 from stylegan_lite import layers, losses, make_step, networks, ops
+from stylegan_lite.step import pair
 from tests.support.rung_steps import gathered, receipt
 from tests.support.small import LEAST
 
@@ -63,7 +64,7 @@ def tf32_flag(step):
 
 def autocast(precision):
     def plant(step):
-        step.amp = lambda: losses.autocast("cpu", precision)
+        step.amp = lambda: pair.autocast("cpu", precision)
 
     return plant
 
@@ -85,7 +86,7 @@ def full_discriminator(step):
     forward = step.D.forward
 
     def full(x):
-        with losses.autocast("cpu", "fp32"):
+        with pair.autocast("cpu", "fp32"):
             return forward(x.float())
 
     step.D.forward = full

@@ -10,6 +10,7 @@ import torch
 from ladder.plan import catalog
 from ladder.receipts import evidence
 from stylegan_lite import make_step
+from stylegan_lite.losses import PHASES
 from tests.receipts.test_receipts import seen_of
 from tests.support.rung_steps import gathered, receipt
 from tests.support.small import LEAST
@@ -66,7 +67,7 @@ def on_gpu() -> dict:
     batch = {"to": "cuda", "bytes": 1536, "dtype": "uint8"}
     batch |= dict.fromkeys(("pinned", "non_blocking", "side_stream"), True)
     seen["recipe"] |= {"cuda_graphs": True, "adam": "capturable", "workers": 2}
-    seen["graphs"] |= {"captured": sorted(evidence.PHASES), "operators": 6}
+    seen["graphs"] |= {"captured": sorted(PHASES), "operators": 6}
     seen["graphs"] |= {"launches": 14.0, "replays": 2.3125, "kernels": 2310.0}
     seen["adam"] |= {"capturable": True, "steps_on": ["cuda"]}
     seen["data"] |= {"workers": 2, "crossings": [batch], "copy_ms": 0.04, "overlap": 0.9, "waiting_ms": 0.02}

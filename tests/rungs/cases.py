@@ -17,8 +17,10 @@ import torch.nn.functional as F
 
 import kernels
 from stylegan_lite import losses, networks, resample, spectral
+from stylegan_lite.losses import PHASES
 from stylegan_lite.networks import minibatch_std
-from stylegan_lite.step import PHASES, TrainingStep
+from stylegan_lite.step import TrainingStep
+from stylegan_lite.step.pair import autocast
 from tests.support.small import LEAST
 
 Recipe = dict[str, Any]
@@ -346,7 +348,7 @@ def know_few(step):
 
 
 def autocast_in_bf16(step):
-    step.amp = functools.partial(losses.autocast, "cpu", "bf16")
+    step.amp = functools.partial(autocast, "cpu", "bf16")
 
 
 def stop_scales(step):

@@ -14,7 +14,8 @@ from ladder.parity import check as parity
 from ladder.plan import catalog, needs
 from ladder.receipts import evidence
 from ladder.results import record
-from stylegan_lite import Recipe, compiled, make_step, networks, resample
+from stylegan_lite import Recipe, make_step, networks, resample
+from stylegan_lite.step import compiled
 from tests.rungs.cases import BF16, GRAPHS, OURS
 from tests.support import rung_steps
 from tests.support.rung_steps import assert_engaged, receipt
@@ -112,7 +113,9 @@ def test_compiling_is_part_of_preparing_and_is_reported(once):
 def test_preparing_leaves_weights_and_random_state_as_they_were():
     fresh = make_step(TINY, DEFAULT, device="cpu")
     before = copy.deepcopy(fresh.state_dict())
-    fresh.compiled.functions = dict.fromkeys(compiled.PHASES, None)  # as if compiled: a mistake would show
+    fresh.compiled.functions = dict.fromkeys(
+        fresh.compiled.functions, None
+    )  # as if compiled: a mistake would show
     fresh.compiled.prepare = lambda run: fresh.compiled.functions.clear()
     fresh.prepare()
     after = fresh.state_dict()

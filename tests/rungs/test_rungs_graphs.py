@@ -20,11 +20,12 @@ from ladder.parity import budget
 from ladder.parity import check as parity
 from ladder.plan import catalog, needs
 from ladder.receipts import evidence, watch
-from stylegan_lite import ConfigError, Recipe, Workload, fills, make_step, preparing
-from stylegan_lite.data import DataFeed
-from stylegan_lite.fills import Fills
-from stylegan_lite.settings import global_flags
-from stylegan_lite.step import PHASES, TrainingStep
+from stylegan_lite import ConfigError, Recipe, Workload, make_step
+from stylegan_lite.losses import PHASES
+from stylegan_lite.step import TrainingStep, fills, preparing
+from stylegan_lite.step.data import DataFeed
+from stylegan_lite.step.fills import Fills
+from stylegan_lite.step.settings import global_flags
 from tests.rungs.cases import GRAPHS, NORM, OURS, WHOLE
 from tests.support import fake_graphs
 from tests.support.fake_graphs import Streams
@@ -119,11 +120,12 @@ def use_stale_weights(step):
     def planted(phase):
         if phase == "G_main":
             generator.load_state_dict(step.G.state_dict())
-        fresh, step.G = step.G, generator if phase == "D_main" else step.G
+        fresh = step.pair.called
+        step.pair.called = (generator, step.D) if phase == "D_main" else fresh
         update = step._update_ema
         step._update_ema = lambda: None
         compute(phase)
-        step.G, step._update_ema = fresh, update
+        step.pair.called, step._update_ema = fresh, update
         if phase == "D_main":
             update()
 

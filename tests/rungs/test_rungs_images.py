@@ -17,9 +17,10 @@ from ladder.machine import system
 from ladder.plan import catalog
 from ladder.receipts import evidence
 from ladder.results import record
-from stylegan_lite import ConfigError, Recipe, Workload, imagecache, make_step
-from stylegan_lite.data import DataFeed, ImageFolder
-from stylegan_lite.gpudecode import JpegFiles
+from stylegan_lite import ConfigError, Recipe, Workload, make_step
+from stylegan_lite.step import imagecache
+from stylegan_lite.step.data import DataFeed, ImageFolder
+from stylegan_lite.step.gpudecode import JpegFiles
 from tests.rungs.cases import LAST
 from tests.support.rung_steps import assert_engaged, checked, gathered, receipt, small
 from tests.support.small import SMALL

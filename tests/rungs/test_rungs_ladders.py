@@ -12,8 +12,9 @@ from ladder.core.protocol import IN_ORDER
 from ladder.plan import catalog, needs
 from ladder.receipts import evidence
 from ladder.rungs import checkpointing
-from stylegan_lite import compiled, make_step, networks, recompute
+from stylegan_lite import make_step, networks
 from stylegan_lite.config import Recipe
+from stylegan_lite.step import compiled, recompute
 from tests.parity.test_parity import cache, rounding  # noqa: F401  (fixtures)
 from tests.stylegan_lite.test_recompute import FUSED
 from tests.support.rung_steps import (

@@ -184,7 +184,7 @@ def test_it_shows_in_the_receipt():
 @pytest.mark.exhaustive
 def test_compiled_phases_normalize_in_plain_pytorch_and_compute_the_same(monkeypatch):
     """torch.compile sees a division and two products a layer; the kernels are left to the lazy phases."""
-    monkeypatch.setattr("stylegan_lite.compiled.inductor", lambda graph, inputs, mode: graph)
+    monkeypatch.setattr("stylegan_lite.step.compiled.inductor", lambda graph, inputs, mode: graph)
     found = []
     for how in ({"compile": "off"}, {"compile": "default"} | SPECTRAL):
         step = small(FP64 | how, **SN_LEAST)

@@ -12,10 +12,9 @@ from ladder.parity import reference
 from ladder.plan import catalog, modes, needs
 from ladder.receipts import evidence
 from ladder.rungs.grouped_demod import MOST
-from stylegan_lite.scaling import LossScale, describe
-from stylegan_lite.step import PHASES
-from stylegan_lite.update import FusedUpdate
-from stylegan_lite.weights import ComputeWeights
+from stylegan_lite.losses import PHASES
+from stylegan_lite.step.scaling import LossScale, describe
+from stylegan_lite.step.update import FusedUpdate
 from tests.rungs.cases import (
     FUSED_ADAM,
     GRAPHS,
@@ -89,7 +88,7 @@ def test_what_is_kept_does_not_change():
         assert one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in other)
     assert [n for n, _ in step.G.named_parameters()] == [n for n, _ in plain.G.named_parameters()]
     assert not [layer for layer in step.G_ema.modules() if getattr(layer, "compute_copy", None) is not None]
-    assert not ComputeWeights(plain.G, plain.recipe).entries
+    assert not plain.copies[plain.G].entries
 
 
 def test_copies_are_scaled_in_bf16_in_the_layout_of_their_convolution():

@@ -5,8 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
-from stylegan_lite import ConfigError, Recipe, Workload, imagecache
-from stylegan_lite.data import DataFeed, EpochSampler
+from stylegan_lite import ConfigError, Recipe, Workload
+from stylegan_lite.step import imagecache
+from stylegan_lite.step.data import DataFeed, EpochSampler
 
 
 @pytest.fixture

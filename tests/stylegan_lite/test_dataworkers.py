@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ladder.training import mishaps
-from stylegan_lite import dataworkers
+from stylegan_lite.step import dataworkers
 
 
 class Zeros(Dataset):

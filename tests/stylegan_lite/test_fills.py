@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kernels.common.fill import LONGEST
-from stylegan_lite import fills, graphnodes
-from stylegan_lite.fills import Fills, fill_of, replace_memsets
-from stylegan_lite.graphnodes import Memset
+from stylegan_lite.step import fills, graphnodes
+from stylegan_lite.step.fills import Fills, fill_of, replace_memsets
+from stylegan_lite.step.graphnodes import Memset
 from tests.support import fake_nodes
 
 M, N = (Memset(4096 * (1 + k), k, 4, 100 + k, 1) for k in range(2))

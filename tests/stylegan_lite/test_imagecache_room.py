@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stylegan_lite import imagecache
+from stylegan_lite.step import imagecache
 
 
 class Pictures:

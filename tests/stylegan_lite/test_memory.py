@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from stylegan_lite import ConfigError, Recipe, Workload, make_step, micro, recompute
-from stylegan_lite.inputs import PhaseInputs
+from stylegan_lite import ConfigError, Recipe, Workload, make_step
+from stylegan_lite.step.inputs import PhaseInputs
+from stylegan_lite.stylegan2 import declare_inputs
 from tests.support.small import LITTLE
 
 WORKLOAD = LITTLE | {"batch": 16}
@@ -54,11 +55,11 @@ def test_weights_losses_and_statistics_are_those_of_the_whole_batch(base, change
 
 
 def test_a_part_has_whole_groups_and_every_sample_comes_once():
-    inputs = PhaseInputs(
-        Workload.from_dict(WORKLOAD), 16, [(16, 1, 4, 4)], 4, device="cpu", dtype=torch.float32
-    )
+    workload = Workload.from_dict(WORKLOAD | {"batch": 32})
+    declared = declare_inputs(workload, "G_pl", lambda n: [(n, 1, 4, 4)], 4)
+    inputs = PhaseInputs(declared, device="cpu", dtype=torch.float32)
     inputs.fill()
-    parts = [micro.part_of(inputs, k, 4) for k in range(4)]
+    parts = [inputs.take(k, 4) for k in range(4)]
     for k, part in enumerate(parts):
         assert part.batch == 4 and torch.equal(part.z[:4], inputs.z[k:16:4])
         assert torch.equal(part.z[4:], inputs.z[16 + k :: 4])
@@ -79,9 +80,7 @@ def kept_bytes(change: dict[str, Any], phase: str) -> int:
         return x
 
     held = []
-    for network in (step.G, step.D):
-        network.requires_grad_(network is step._trained(phase)[0])
-        network.again = recompute.kind(step.workload, step.recipe) if phase.endswith("main") else ""
+    step._free(phase)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x) or keep(x), lambda x: x):
         step._loss(phase)
     return sum(seen.values())

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from stylegan_lite import ConfigError, Recipe, Workload, make_step, shares
-from stylegan_lite.data import EpochSampler
-from stylegan_lite.inputs import PhaseInputs
+from stylegan_lite.step.data import EpochSampler
+from stylegan_lite.step.inputs import PhaseInputs
+from stylegan_lite.stylegan2 import declare_inputs
 from tests.support import process_groups
 from tests.support.small import LITTLE
 
@@ -112,11 +113,11 @@ def test_one_process_goes_on_where_two_ranks_stopped(ranks):
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_a_rank_is_given_its_samples_of_the_total_batch(layout):
-    workload = Workload.from_dict(WORKLOAD)
-    made = {"device": "cpu", "dtype": torch.float32, "image_noise": True, "memory_format": layout}
-    shapes = [(8, 1, 4, 4), (8, 1, 8, 8)]
-    inputs = [PhaseInputs(workload, 8, shapes, 4, rank=rank, ranks=2, **made) for rank in range(2)]
-    whole = PhaseInputs(workload, 8, shapes, 4, **made)
+    workload = Workload.from_dict(WORKLOAD | {"batch": 16})
+    made = {"device": "cpu", "dtype": torch.float32, "memory_format": layout}
+    declared = declare_inputs(workload, "G_pl", lambda n: [(n, 1, 4, 4), (n, 1, 8, 8)], 4)
+    inputs = [PhaseInputs(declared, rank=rank, ranks=2, **made) for rank in range(2)]
+    whole = PhaseInputs(declared, **made)
     torch.manual_seed(5)
     whole.fill()
     for rank, share in enumerate(inputs):
@@ -195,10 +196,10 @@ def test_a_batch_that_cannot_be_shared_is_refused(batch, ranks, words):
 def test_each_gpu_of_nn_dataparallel_gets_the_samples_of_a_rank_as_they_lie_in_memory():
     step = make_step(WORKLOAD, {"ranks": 2, "reduce": "data_parallel"}, device="cpu")
     seen: list[torch.Tensor] = []
-    step.replicas[1]._parts = 2  # as on two GPUs
+    step.pair.called[1]._parts = 2  # as on two GPUs
     step.D.from_rgb.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     x = torch.arange(8.0).view(8, 1, 1, 1).expand(8, 3, 8, 8).contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
-        step.replicas[1](x)
+        step.pair.called[1](x)
     assert seen[0][:, 0, 0, 0].tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
     assert seen[0].is_contiguous(memory_format=torch.channels_last)

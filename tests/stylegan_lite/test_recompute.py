@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stylegan_lite import Recipe, Workload, recompute
-from stylegan_lite.step import TrainingStep
+from stylegan_lite import Recipe, Workload, stylegan2
+from stylegan_lite.step import TrainingStep, recompute
 from tests.support.rung_steps import every_phase, small
 from tests.support.small import LEAST
 
@@ -52,8 +52,8 @@ def gradients(recipe: dict[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
 def test_what_runs_again_follows_from_the_recipe():
     recipes = [Recipe.from_dict(r) for r in ({}, FUSED, {"checkpointing": True}, AGAIN)]
     demod, instance = (Workload.from_dict(LEAST | {"norm": norm}) for norm in ("demod", "instance"))
-    assert [recompute.kind(demod, each) for each in recipes] == ["", "", "blocks", "passes"]
-    assert recompute.kind(instance, recipes[-1]) == "blocks"
+    assert [stylegan2.kind(demod, each) for each in recipes] == ["", "", "blocks", "passes"]
+    assert stylegan2.kind(instance, recipes[-1]) == "blocks"
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def expected():
 
 @pytest.mark.parametrize("kind", ["passes", "blocks"])
 def test_gradients_are_equal_bit_by_bit(kind, expected, monkeypatch):
-    monkeypatch.setattr(recompute, "kind", lambda *_: kind)
+    monkeypatch.setattr(stylegan2, "kind", lambda *_: kind)
     found = gradients(AGAIN)
     for phase in MAIN:
         assert found[phase].keys() == expected[phase].keys()
@@ -82,10 +82,8 @@ def kept(step: TrainingStep, phase: str, monkeypatch: pytest.MonkeyPatch) -> int
 
     monkeypatch.setattr(recompute, "_Kept", Noted)
     step._fill(phase)
-    again = recompute.kind(step.workload, step.recipe) if phase.endswith("main") else ""
-    for network in (step.G, step.D):
-        network.requires_grad_(network is step._trained(phase)[0])
-        network.again = again
+    step._free(phase)
+    again = step.G.again
     around = torch.autograd.graph.saved_tensors_hooks(Noted, Noted.get)
     with contextlib.nullcontext() if again else around:
         loss = step._loss(phase)

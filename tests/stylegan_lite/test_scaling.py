@@ -9,8 +9,8 @@ import torch
 from torch.amp import GradScaler
 
 from stylegan_lite import losses
-from stylegan_lite.scaling import LossScale, describe
-from stylegan_lite.step import PHASES
+from stylegan_lite.losses import PHASES
+from stylegan_lite.step.scaling import LossScale, describe
 from tests.support.rung_steps import checked, every_phase, small
 from tests.support.small import LEAST
 

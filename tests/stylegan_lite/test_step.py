@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from stylegan_lite import ConfigError, make_step
-from stylegan_lite.step import CYCLE, PHASES
+from stylegan_lite.losses import PHASES
+from stylegan_lite.step import CYCLE
 from tests.support.small import LITTLE, SMALL
 
 NORMS = ["demod", "instance"]

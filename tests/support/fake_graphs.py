@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from stylegan_lite import preparing, saving
-from stylegan_lite.step import TrainingStep
+from stylegan_lite.step import TrainingStep, preparing, saving
 
 
 class Graph:

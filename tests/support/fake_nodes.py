@@ -1,4 +1,4 @@
-"""CUDA graphs as nodes and edges, and a driver that rewrites them: what `stylegan_lite.fills` needs without a GPU."""
+"""CUDA graphs as nodes and edges, and a driver that rewrites them: `stylegan_lite.step.fills` without a GPU."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from stylegan_lite import fills
-from stylegan_lite.graphnodes import ALLOCATION, KERNEL, MEMSET, LossyQuery, Memset
+from stylegan_lite.step import fills
+from stylegan_lite.step.graphnodes import ALLOCATION, KERNEL, MEMSET, LossyQuery, Memset
 
 EMPTY = 5  # a node without work
 
@@ -46,7 +46,7 @@ class Graph:
 
 
 class Driver:
-    """The functions of `stylegan_lite.graphnodes.Driver`, over such graphs.
+    """The functions of `stylegan_lite.step.graphnodes.Driver`, over such graphs.
 
     Attributes:
         lossy: nodes with an edge that is more than a dependency.

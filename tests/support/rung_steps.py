@@ -15,7 +15,8 @@ from ladder.parity import check as parity
 from ladder.plan import catalog
 from ladder.receipts import Receipt, evidence
 from stylegan_lite import make_step
-from stylegan_lite.step import PHASES, TrainingStep
+from stylegan_lite.losses import PHASES
+from stylegan_lite.step import TrainingStep
 from tests.support.small import SMALL
 
 SEEDS = range(4)

@@ -17,7 +17,8 @@ from ladder.training import checkpoint, losslog
 from ladder.training.losslog import Diverged
 from ladder.training.train import Settings, train_model
 from stylegan_lite import losses
-from stylegan_lite.step import PHASES, TrainingStep
+from stylegan_lite.losses import PHASES
+from stylegan_lite.step import TrainingStep
 from tests.support.small import LITTLE
 
 WORKLOAD = LITTLE | {"pl_interval": 2, "r1_interval": 4}

@@ -14,7 +14,8 @@ from ladder.core.errors import UserError
 from ladder.training import checkpoint, mishaps
 from ladder.training.losslog import Diverged
 from stylegan_lite import losses
-from stylegan_lite.step import PHASES, TrainingStep
+from stylegan_lite.losses import PHASES
+from stylegan_lite.step import TrainingStep
 from tests.training.test_train import eleven, go, images, lines, losses_of, one_thread, refused, weights
 
 OOM = torch.OutOfMemoryError(

@@ -28,9 +28,10 @@ from ladder.core.records import Fields
 from ladder.studies.roofline.derive import KINDS, NARROW, Op, Work
 from stylegan_lite import losses, resample
 from stylegan_lite.config import Recipe, Workload
-from stylegan_lite.inputs import PhaseInputs
 from stylegan_lite.networks import Discriminator, Generator
-from stylegan_lite.weights import HALVES
+from stylegan_lite.step.inputs import PhaseInputs
+from stylegan_lite.step.pair import HALVES, autocast
+from stylegan_lite.stylegan2 import declare_inputs
 
 aten = torch.ops.aten
 FORWARD, INPUT, WEIGHT = KINDS
@@ -62,12 +63,10 @@ def _count_phase(phase: str, w: Workload, recipe: Recipe, G: Generator, D: Discr
     own = G if phase.startswith("G") else D
     G.requires_grad_(own is G)
     D.requires_grad_(own is D)
-    batch = max(1, w.batch // w.pl_batch_shrink) if phase == "G_pl" else w.batch
-    shapes: list[tuple[int, ...]] = [*G.noise_shapes(batch)]
-    place = {"device": "cpu", "dtype": torch.float32}
-    inputs = PhaseInputs(w, batch, shapes, G.num_ws, image_noise=phase == "G_pl", **place)
-    real = torch.empty(w.batch, 3, w.resolution, w.resolution, **place)
-    amp = functools.partial(losses.autocast, "cpu", recipe.precision)
+    real = torch.empty(w.batch, 3, w.resolution, w.resolution)
+    declared = declare_inputs(w, phase, G.noise_shapes, G.num_ws)
+    inputs = PhaseInputs(declared, device="cpu", dtype=torch.float32, data={"images": real})
+    amp = functools.partial(autocast, "cpu", recipe.precision)
     with Count() as floor:
         if phase == "G_main":
             loss = losses.g_main(G, D, inputs, w.style_mixing, amp)

@@ -24,16 +24,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
-from stylegan_lite.config import Recipe, Workload
-
 Kind = Literal["", "passes", "blocks"]
-
-
-def kind(workload: Workload, recipe: Recipe) -> Kind:
-    """Return what backward of a main phase runs once more: "" for nothing."""
-    if not recipe.checkpointing:
-        return ""
-    return "passes" if recipe.fused_modulation and workload.norm == "demod" else "blocks"
 
 
 def through(block: torch.nn.Module, kind: Kind, *inputs: Any) -> Any:
@@ -164,3 +155,45 @@ class _Hooks:
 
 def _tuple(found: Any) -> tuple[Tensor, ...]:
     return found if isinstance(found, tuple) else (found,)
+
+
+class Blocks:
+    """The blocks of a pair's networks, which backward runs once more while this is ``on``.
+
+    Running statistics of its batch norms move once. A block draws no random numbers, as a loss does not.
+    """
+
+    def __init__(self, pair: Any) -> None:
+        self.on, self.runs = False, 0  # runs: of blocks in backward
+        for name in dict.fromkeys(phase.network for phase in pair.phases):
+            for block in pair.blocks(name):
+                self._wrap(block)
+
+    def _wrap(self, block: torch.nn.Module) -> None:
+        inner = block.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not (self.on and torch.is_grad_enabled()):
+                return inner(*args, **kwargs)
+            return checkpoint(
+                inner, *args, use_reentrant=False, preserve_rng_state=False,
+                context_fn=lambda: (contextlib.nullcontext(), self._again(block)), **kwargs,
+            )  # fmt: skip
+
+        block.forward = forward  # type: ignore[method-assign]
+
+    @contextlib.contextmanager
+    def _again(self, block: torch.nn.Module) -> Iterator[None]:
+        """Count a run in backward, which leaves the block's running statistics alone."""
+        self.runs += 1
+        norms = [each for each in block.modules() if isinstance(each, torch.nn.modules.batchnorm._BatchNorm)]
+        before = [(each, each.momentum, each.num_batches_tracked) for each in norms]
+        for each in norms:
+            each.momentum = 0.0
+            if each.num_batches_tracked is not None:
+                each.num_batches_tracked = each.num_batches_tracked.clone()
+        try:
+            yield
+        finally:
+            for each, momentum, count in before:
+                each.momentum, each.num_batches_tracked = momentum, count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +12,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from stylegan_lite import dataworkers
-from stylegan_lite.config import ConfigError, Recipe, Workload, check_configs
-from stylegan_lite.gpudecode import UNREADABLE, Decoder, JpegFiles, refusal, shown
-from stylegan_lite.imagecache import CachedImages, as_batch, counter
+from stylegan_lite.config import ConfigError, Recipe
+from stylegan_lite.step import dataworkers
+from stylegan_lite.step.gpudecode import UNREADABLE, Decoder, JpegFiles, refusal, shown
+from stylegan_lite.step.imagecache import CachedImages, as_batch, counter
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
@@ -154,9 +155,8 @@ class DataFeed:
     """
 
     def __init__(
-        self, workload: Workload, recipe: Recipe, real: Tensor, seed: int, *, rank: int = 0, ranks: int = 1
+        self, workload: Any, recipe: Recipe, real: Tensor, seed: int, *, rank: int = 0, ranks: int = 1
     ) -> None:
-        check_configs(workload, recipe)
         if workload.data is None:
             dataset = RandomImages(workload.resolution, recipe.uint8_input, workload.batch)
         else:
@@ -299,3 +299,65 @@ class DataFeed:
         if getattr(self.loader, "_iterator", None) is not None:
             self.loader._iterator._shutdown_workers()
             self.loader._iterator = None
+
+
+class OwnBatches:
+    """The filler of the buffers of a pair's own batches: ``pair.batch(number)`` a step, or of nothing.
+
+    A rank takes its samples of every batch.
+    """
+
+    capacity = 0
+
+    def __init__(
+        self, pair: Any, data: dict[str, Tensor], seed: int, *, rank: int = 0, ranks: int = 1
+    ) -> None:
+        self.pair, self.data, self.seed, self.rank, self.ranks = pair, data, seed, rank, ranks
+        self.number = 0
+        self.loader = self.iterator = None
+
+    def prepare(self) -> None:
+        """Do nothing: there is no cache."""
+
+    def next(self) -> None:
+        """Put the next batch into its buffers."""
+        self.load(self._fetch())
+        self.number += 1
+
+    def load(self, batch: dict[str, Tensor]) -> None:
+        """Copy a whole batch in."""
+        for name, buffer in self.data.items():
+            own = batch[name][self.rank :: self.ranks] if self.ranks > 1 else batch[name]
+            buffer.copy_(own, non_blocking=True)
+
+    def _fetch(self) -> dict[str, Tensor]:
+        return self.pair.batch(self.seed * 1_000_003 + self.number) if self.data else {}
+
+    def prefetch(self) -> None:
+        """Do nothing: batches are fetched when they are needed."""
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the number of batches so far."""
+        return {"batches": self.number}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue behind the batches that ``state`` has seen."""
+        self.number = state["batches"]
+
+    def close(self) -> None:
+        """Do nothing: there are no workers."""
+
+
+def make_feed(
+    workload: Any,
+    recipe: Recipe,
+    real: Tensor | None,
+    seed: int,
+    pair: Any,
+    data: dict[str, Tensor],
+    **ranks: int,
+) -> Any:
+    """Return what fills the buffers of images, or of a pair's own batches."""
+    if real is not None:
+        return DataFeed(workload, recipe, real, seed, **ranks)
+    return OwnBatches(pair, data, seed, **ranks)

@@ -1,10 +1,10 @@
 """The training step: the phases in their order, prepared, saved, and run eagerly or replayed as CUDA graphs.
 
-A step is G_main, (G_pl every 4th), D_main, (D_r1 every 16th), the moving average of G, and one batch of images. A cycle
-is 16 steps. Every call is asynchronous: the caller synchronizes before it reads a clock.
+A step is one batch of data, the pair's phases that are due, and the moving averages. A cycle is 16 steps. Every call is
+asynchronous: the caller synchronizes before it reads a clock.
 
-The phases are in `stylegan_lite.phases`, the warm-up and the capture of graphs in `stylegan_lite.preparing`, and the
-contents of a checkpoint in `stylegan_lite.saving`.
+The phases are in `stylegan_lite.step.phases`, the warm-up and the capture of graphs in `stylegan_lite.step.preparing`,
+and the contents of a checkpoint in `stylegan_lite.step.saving`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.common.arguments import check_numbers, check_tensors
-from stylegan_lite import preparing, saving
-from stylegan_lite.phases import CYCLE, PHASES, Phases
-from stylegan_lite.settings import settings
-
-__all__ = ["CYCLE", "PHASES", "TrainingStep"]
+from stylegan_lite.step import preparing, saving
+from stylegan_lite.step.pair import CYCLE
+from stylegan_lite.step.phases import Phases
+from stylegan_lite.step.settings import settings
 
 
 class TrainingStep(Phases):
-    """A training step of one recipe. Made by :func:`stylegan_lite.make_step`."""
+    """A training step of one pair and recipe. Made by :func:`stylegan_lite.make_step`."""
 
     def prepare(self) -> dict[str, float]:
         """Warm up every phase and capture the graphs. Weights, optimizers and random state are left as they were.
@@ -42,7 +40,7 @@ class TrainingStep(Phases):
         preparing.capture_again(self)
 
     def cycle(self, lazy: bool = True) -> None:
-        """Run 16 steps from the start of a cycle. ``lazy=False`` leaves out path length and R1."""
+        """Run 16 steps from the start of a cycle. ``lazy=False`` leaves out the phases that are not of every step."""
         for index in range(CYCLE):
             self._step(index, lazy)
 
@@ -58,25 +56,9 @@ class TrainingStep(Phases):
         self.feed.prefetch()
 
     @torch.no_grad()
-    def sample(self, z: Tensor, truncation: float = 1.0) -> Tensor:
-        """Return images of the averaged generator, [N, 3, R, R] float32, clamped to [-1, 1].
-
-        Args:
-            z: [N, z_dim], of a float dtype.
-            truncation: 1 is none; towards 0, w moves to its running average (Karras et al. 2019, appendix B).
-
-        Raises ValueError for other latents, and for a truncation that is no finite number.
-        """
-        check_tensors({"z": z})
-        check_numbers(truncation=truncation)
-        if z.dim() != 2 or z.shape[1] != self.workload.z_dim:
-            raise ValueError(f"z must be [N, z_dim] = [N, {self.workload.z_dim}], got {tuple(z.shape)}")
-        G = self.G_ema
-        w = G.mapping.w_avg.lerp(G.mapping(z.to(device=self.device, dtype=self.dtype)), truncation)
-        noise = [torch.zeros(s, device=self.device, dtype=self.dtype) for s in G.noise_shapes(len(z))]
-        with self.amp():
-            image = G(w[:, None].expand(-1, G.num_ws, -1), noise)
-        return image.float().clamp(-1, 1)
+    def sample(self, inputs: Any) -> Tensor:
+        """Return what the pair draws with its averaged networks (those without an average as they are)."""
+        return self.pair.sample({**self.networks, **self.averages}, inputs)
 
     # State
 
@@ -104,7 +86,8 @@ class TrainingStep(Phases):
 
     def settings(self) -> dict[str, Any]:
         """Return PyTorch's defaults in force and the optimizers' settings, as plain data."""
-        return settings(self.recipe, self.opt_G, self.workload.gamma)
+        first = next(iter(self.optimizers.values()))
+        return settings(self.recipe, first, getattr(self.pair, "settings", {}))
 
     def close(self) -> None:
         """End data workers and free graphs."""

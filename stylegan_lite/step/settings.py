@@ -36,16 +36,16 @@ def global_flags(recipe: Recipe) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def settings(recipe: Recipe, optimizer: torch.optim.Adam, gamma: float) -> dict[str, Any]:
-    """Return precision flags, cuDNN's flags, Adam's settings and threads as plain data.
+def settings(recipe: Recipe, optimizer: torch.optim.Optimizer, own: dict[str, Any]) -> dict[str, Any]:
+    """Return precision flags, cuDNN's flags, an optimizer's settings, the pair's ``own``, and threads as plain data.
 
     Precision flags are read through the new API only: mixing it with the old API raises.
     """
     with global_flags(recipe):
-        return _settings(recipe, optimizer, gamma)
+        return _settings(recipe, optimizer, own)
 
 
-def _settings(recipe: Recipe, optimizer: torch.optim.Adam, gamma: float) -> dict[str, Any]:
+def _settings(recipe: Recipe, optimizer: torch.optim.Optimizer, own: dict[str, Any]) -> dict[str, Any]:
     cudnn = torch.backends.cudnn
     group = optimizer.param_groups[0]
     found = {
@@ -55,11 +55,11 @@ def _settings(recipe: Recipe, optimizer: torch.optim.Adam, gamma: float) -> dict
         "matmul_fp32_precision": getattr(torch.backends.cuda.matmul, "fp32_precision", None),
         "cudnn_benchmark": cudnn.benchmark,
         "cudnn_deterministic": cudnn.deterministic,
-        "adam_foreach": group["foreach"],
-        "adam_fused": group["fused"],
-        "adam_capturable": group["capturable"],
+        "adam_foreach": group.get("foreach"),
+        "adam_fused": group.get("fused"),
+        "adam_capturable": group.get("capturable"),
         "ema": recipe.ema,
-        "r1_gamma": gamma,
+        **own,
         "cpu_threads": torch.get_num_threads(),
     }
     return {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stylegan_lite.weights import ComputeWeights
+from stylegan_lite.step.weights import ComputeWeights
 
 CAPTURES = 64  # updates of one network in all graphs; whole-step graphs hold two of G in each kind of step
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from stylegan_lite import fills, saving
-from stylegan_lite.phases import PHASES, Phases
+from stylegan_lite.step import fills, saving
+from stylegan_lite.step.phases import Phases
 
 WARMUP = 3  # runs of each phase before capture, in which cuDNN, cuBLAS and autograd settle their workspaces
 
@@ -41,7 +41,7 @@ def prepare(step: Phases) -> dict[str, float]:
             _synchronize(step)
             took["compile_s"] = time.perf_counter() - begin
             start += took["compile_s"]
-        for phase in PHASES:
+        for phase in step.order:
             for run in range(phase in done, WARMUP if step.recipe.cuda_graphs else 1):
                 with _in_line(step, run == 0):
                     step._warm_up(phase)
@@ -68,7 +68,7 @@ def _compile_kernels(step: Phases, before: dict[str, Any]) -> tuple[dict[str, fl
     from kernels.precompile import compile_ahead
 
     def warm_up() -> None:
-        for phase in PHASES:
+        for phase in step.order:
             step._warm_up(phase)
 
     begin = time.perf_counter()
@@ -78,7 +78,7 @@ def _compile_kernels(step: Phases, before: dict[str, Any]) -> tuple[dict[str, fl
     if not step.ranks.any(bool(report.missing), step.device):
         own = () if step.compiled is None else step.compiled.functions  # These are still to run compiled.
         whole = not step.ranks.any(not report.whole, step.device)
-        return {}, tuple(phase for phase in PHASES if phase not in own) if whole else ()
+        return {}, tuple(phase for phase in step.order if phase not in own) if whole else ()
     saving.load_model(step, before)  # The missing launches made garbage of everything.
     _synchronize(step)
     counts = {"kernels_missing": report.missing, "kernels_compiled": report.compiled}
@@ -109,7 +109,7 @@ def _capture(step: Phases) -> None:
         fills.compile_ahead()
     if step.parallel:
         step.parallel.captured.clear()
-    for phases in step.together or [(phase,) for phase in PHASES]:
+    for phases in step.together or [(phase,) for phase in step.order]:
         if step.recipe.set_to_none:
             for phase in phases:
                 step._zero_grad(*step._trained(phase))
@@ -121,8 +121,8 @@ def _capture(step: Phases) -> None:
             for phase in phases:
                 step._compute(phase)
         if step.recipe.fused_update:
-            step.opt_G.settle()
-            step.opt_D.settle()
+            for optimizer in step.optimizers.values():
+                optimizer.settle()
         if step.parallel:
             step.parallel.note_captured(phases)
         name = "+".join(phases)
@@ -159,8 +159,8 @@ def _restore(step: Phases, before: dict[str, Any]) -> None:
 
 
 def _drop_gradients(step: Phases) -> None:
-    for phase in ("G_main", "D_main"):
-        step._zero_grad(*step._trained(phase))
+    for name, optimizer in step.optimizers.items():
+        step._zero_grad(step.networks[name], optimizer)
 
 
 def _in_line(step: Phases, wanted: bool = True) -> contextlib.AbstractContextManager:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.common.fill import LONGEST, WORDS, fill_words
-from stylegan_lite.graphnodes import ALLOCATION, FREE, KERNEL, MEMSET, Driver, LossyQuery, Memset
+from stylegan_lite.step.graphnodes import ALLOCATION, FREE, KERNEL, MEMSET, Driver, LossyQuery, Memset
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import contextlib
 import torch
 from torch import nn
 
-from stylegan_lite.weights import ComputeWeights
+from stylegan_lite.step.weights import ComputeWeights
 
 MAIN, SECOND = -2, -1  # priorities; lower numbers go first, and streams have 0 by default
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stylegan_lite.phases import Phases
+from stylegan_lite.step.phases import Phases
 
 
 def state_dict(step: Phases) -> dict[str, Any]:
@@ -18,12 +18,9 @@ def state_dict(step: Phases) -> dict[str, Any]:
     return {
         "count": step.count,
         "workload": step.workload.to_dict() | {"data": None},
-        "G": step.G.state_dict(),
-        "D": step.D.state_dict(),
-        "G_ema": step.G_ema.state_dict(),
-        "opt_G": _optimizer_state(step.opt_G),
-        "opt_D": _optimizer_state(step.opt_D),
-        "pl_mean": step.pl_mean,
+        **{name: module.state_dict() for name, module in modules(step).items()},
+        **{f"opt_{name}": _optimizer_state(optimizer) for name, optimizer in step.optimizers.items()},
+        **step.state,
         "scales": {name: scale.state_dict() for name, scale in step.scales.items()},
         "loss": step.loss,  # an update that FP16 skips records the loss before
         "rng": _rng(step.device),
@@ -31,13 +28,19 @@ def state_dict(step: Phases) -> dict[str, Any]:
     }
 
 
+def modules(step: Phases) -> dict[str, torch.nn.Module]:
+    """Return the networks and their averages, by the names that they have in a state."""
+    return {**step.networks, **{f"{name}_ema": average for name, average in step.averages.items()}}
+
+
 def refuse_other(step: Phases, saved: Any) -> None:
     """Raise ValueError unless this is a step's state with networks like this step's."""
-    needed = ("G", "D", "G_ema", "opt_G", "opt_D", "pl_mean", "data", "count", "rng")
+    optimizers = [f"opt_{name}" for name in step.optimizers]
+    needed = [*modules(step), *optimizers, *step.state, "data", "count", "rng"]
     if lacks := [key for key in needed if not isinstance(saved, dict) or key not in saved]:
         raise ValueError(f"state must be what a step's state_dict() gave, this lacks {', '.join(lacks)}")
-    for name in ("G", "D", "G_ema"):
-        own, theirs = getattr(step, name).state_dict(), saved[name]
+    for name, module in modules(step).items():
+        own, theirs = module.state_dict(), saved[name]
         for key in (*own, *(key for key in theirs if key not in own)):
             shapes = [tuple(each[key].shape) if key in each else "not there" for each in (own, theirs)]
             if shapes[0] != shapes[1]:
@@ -55,14 +58,13 @@ def load_state_dict(step: Phases, saved: dict[str, Any]) -> None:
 
 
 def load_model(step: Phases, saved: dict[str, Any]) -> None:
-    """Load networks, optimizers, the mean path length and loss scales. Data, count and random state
-    stay as they are.
-    """
-    for name in ("G", "D", "G_ema"):
-        getattr(step, name).load_state_dict(saved[name])
-    load_optimizer(step.opt_G, saved["opt_G"])
-    load_optimizer(step.opt_D, saved["opt_D"])
-    step.pl_mean.copy_(saved["pl_mean"])
+    """Load networks, optimizers, the pair's state and loss scales, but not data, count and random state."""
+    for name, module in modules(step).items():
+        module.load_state_dict(saved[name])
+    for name, optimizer in step.optimizers.items():
+        load_optimizer(optimizer, saved[f"opt_{name}"])
+    for name, tensor in step.state.items():
+        tensor.copy_(saved[name])
     # A checkpoint of another precision has no scales: they begin anew.
     for name, scale in step.scales.items():
         if name in saved.get("scales", {}):
@@ -70,24 +72,32 @@ def load_model(step: Phases, saved: dict[str, Any]) -> None:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[int, dict[str, Tensor]]) -> None:
-    """Put moments and step counts, by number of the parameter, in place. Those that ``saved`` lacks become 0."""
-    group = optimizer.param_groups[0]
-    for k, parameter in enumerate(group["params"]):
+    """Put an optimizer's state, by number of the parameter, in place. Tensors that ``saved`` lacks become 0."""
+    for k, (parameter, group) in enumerate(_parameters(optimizer)):
         if k in saved and not optimizer.state.get(parameter):  # Every update so far was skipped (FP16).
-            place = parameter.device if group["capturable"] or group["fused"] else "cpu"
+            place = parameter.device if group.get("capturable") or group.get("fused") else "cpu"
             optimizer.state[parameter] = {
-                name: torch.zeros((), device=place) if name == "step" else torch.zeros_like(parameter)
-                for name in saved[k]
+                name: (torch.zeros((), device=place) if name == "step" else torch.zeros_like(parameter))
+                if isinstance(value, Tensor)
+                else value
+                for name, value in saved[k].items()
             }
         for name, value in optimizer.state.get(parameter, {}).items():
-            if k in saved:
+            if not isinstance(value, Tensor):
+                if k in saved:
+                    optimizer.state[parameter][name] = saved[k][name]
+            elif k in saved:
                 value.copy_(saved[k][name])
             else:
                 value.zero_()
 
 
+def _parameters(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, dict[str, Any]]]:
+    return [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
-    parameters = optimizer.param_groups[0]["params"]
+    parameters = [parameter for parameter, _ in _parameters(optimizer)]
     return {k: dict(optimizer.state[p]) for k, p in enumerate(parameters) if optimizer.state.get(p)}
 
 

@@ -1,9 +1,9 @@
-"""The losses of the main phases under torch.compile: one function each, compiled once, counted while they run.
+"""The losses of phases under torch.compile: one function each, compiled once, counted while they run.
 
-A whole loss is compiled, networks included, so that forward and backward are one graph each. The lazy phases are not
-compiled. Their losses hold a gradient of their own, and AOTAutograd cannot differentiate a compiled backward pass. They
-run the plain modules, with the same parameters. G_main and D_main freeze different networks, and D_main runs G without
-a graph. So they are two functions: each sees one state only, and nothing is ever compiled twice.
+A whole loss is compiled, networks included, so that forward and backward are one graph each. Phases that differentiate
+twice are not compiled: AOTAutograd cannot differentiate a compiled backward pass. They run the plain modules, with the
+same parameters. Phases freeze different networks, and may run another without a graph. So each is a function of its
+own: it sees one state only, and nothing is ever compiled twice.
 
 Functions that cannot be compiled run as they are, and ``failed`` says why. No measurement may call that compiled.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import types
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from stylegan_lite.config import Recipe
 
-PHASES = ("G_main", "D_main")
 # The parts of max-autotune that end in minutes. Coordinate descent compiles every kernel's neighbours one by one.
 # Triton templates for matmuls are left out: here all matmuls are of a few samples in float32.
 AUTOTUNE = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
@@ -40,14 +39,14 @@ class Compiled:
         filters: convolutions with the four taps of the resampling filter, in all graphs.
     """
 
-    def __init__(self, recipe: Recipe, loss: Callable[[str], Tensor]) -> None:
+    def __init__(self, recipe: Recipe, loss: Callable[[str], Tensor], phases: Sequence[str]) -> None:
         self.mode = mode_of(recipe)
         self.own_graphs = brings_graphs(recipe)
         self.failed: str | None = None
         self.phase: str | None = None  # phase whose loss is running
         self.graphs, self.late, self.runs, self.breaks = (Counter() for _ in range(4))
         self.filters = 0
-        self.functions = {phase: self._compile(loss, phase) for phase in PHASES}
+        self.functions = {phase: self._compile(loss, phase) for phase in phases}
 
     def loss(self, phase: str) -> Tensor:
         """Return the loss of a phase on the current contents of its buffers."""
@@ -60,7 +59,7 @@ class Compiled:
         """Compile by running each phase once, forward and backward. A failure gives up all of it."""
         breaks = _graph_breaks()
         try:
-            for phase in PHASES:
+            for phase in [*self.functions]:
                 run(phase)
         except torch.OutOfMemoryError:
             raise

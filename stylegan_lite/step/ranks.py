@@ -82,7 +82,7 @@ class Ranks:
         return self.wrapped[phase](phase)
 
     @torch.no_grad()
-    def reduce(self, phase: str, gradients: Callable[[], list[Tensor]], loss: Tensor) -> None:
+    def reduce(self, phase: str, network: str, gradients: Callable[[], list[Tensor]], loss: Tensor) -> None:
         """Make gradients and loss the means over the ranks, in place. Gradients are added up in float32.
 
         A gradient in BF16 or FP16 gets the mean rounded to its dtype: one rounding, as the optimizer would read it.
@@ -94,7 +94,7 @@ class Ranks:
             return
         parts = gradients()
         total = sum(part.numel() for part in parts) + 1
-        flat = self._buffer(phase[0], total, loss.device)
+        flat = self._buffer(network, total, loss.device)
         views = self._parts(phase, flat, parts)
         _copy([*views, flat[total - 1]], [*parts, loss])
         self._average(flat[:total])
@@ -221,12 +221,3 @@ class Replicated:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
-
-
-def replicas(
-    recipe: Recipe, G: nn.Module, D: nn.Module, amp: Callable[[], AbstractContextManager]
-) -> tuple[Any, Any] | None:
-    """Return the networks as losses call them with nn.DataParallel; None if losses call the networks themselves."""
-    if recipe.reduce != "data_parallel" or recipe.ranks == 1:
-        return None
-    return Replicated(G, recipe.ranks, False, amp), Replicated(D, recipe.ranks, True, amp)
