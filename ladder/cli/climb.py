@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 RESULTS = ROOT / "results" / "ladder"
 ARTICLE = "article"  # the ladder that studies stand on
+PAIR = "pair"  # the ladder of a user's own networks
 USUAL_S = {"cpu": 12.0, "cuda": 14.0}  # a visit on two cores, where BF16 may be emulated, and on an H100
 QUICK_ROUNDS = 3
 EAGER = 0.5  # of a usual visit's seconds, if nothing is captured and hardly anything profiled
@@ -58,6 +59,11 @@ class RunOptions(Record):
         flags=["--generations"])] = None
     cycles: Annotated[int | None, Meta(ge=1, le=1000), declare_option(
         "Timed 16-step cycles of each process. [default: 2; quick: 1]")] = None
+    model: Annotated[str | None, declare_option(
+        "Your own networks and losses in place of StyleGAN2: a Python file or module, whose function `make` returns"
+        " a pair.", metavar="FILE.py|PACKAGE.MODULE:FUNCTION")] = None
+    set: Annotated[list[str], declare_option(
+        "An argument of that function; may be repeated.", metavar="NAME=VALUE")] = []
     seed: Annotated[int | None, Meta(ge=0, le=2**31 - 1), declare_option(
         "Seed for weights, latents, and the order of images and visits. [default: 0]")] = None
     quick: Annotated[bool, declare_option(
@@ -138,6 +144,7 @@ def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
     Raises:
         UserError: the request is impossible; nothing was measured.
     """
+    from ladder.cli import models
     from ladder.core.job import Job, RunPlan
     from ladder.engine import pool
     from ladder.engine import run as measure
@@ -160,14 +167,21 @@ def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
         request = continue_request(request)
     if request.workload is not None:
         catalog.load_workload(request.workload)  # report a mistyped name before anything slow
-    ladder = catalog.load_ladder(request.ladder or ARTICLE)
+    model = models.read_request(request)
+    ladder = catalog.load_ladder(request.ladder or (PAIR if model else ARTICLE))
     with pool.Pool() as importing:  # while images are made and torch is asked for its GPU
         device = system.choose_device(request.device)
         environment.refuse_variables(device)
         machine = system.describe_machine(device)
         refuse_memory(request.gpu_memory, device, machine["gpu_memory_gb"])
-        name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
-        able = needs.join_capabilities(system.list_capabilities(device), workload)
+        able = system.list_capabilities(device)
+        if model is None:
+            name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
+            able = needs.join_capabilities(able, workload)
+        else:
+            name, workload, facts = models.describe_model(model, importing, device, request.seed or 0)
+            able = needs.join_pair(able, facts)
+            models.refuse_idle_data(request.data, workload)
         mode, ladder, planned = plan_run(request, ladder, able, workload, device)
         if all(rung.skipped for rung in planned):
             raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
@@ -190,14 +204,18 @@ def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
         first = progress.First(line, quiet)
         if warning := bounds.describe_older("torch"):
             first.note(f"warning: {warning}")
-        pictures = prepare_images(request.data or workload["data"], workload, quiet, first)
+        images: str | None = None
+        source: str | None = None
+        if workload["resolution"]:
+            pictures = prepare_images(request.data or workload["data"], workload, quiet, first)
+            images, source = pictures.path, pictures.source
         plan = RunPlan(
             ladder=ladder, planned=planned, mode=mode, rounds=request.rounds, cycles=request.cycles,
             seed=request.seed or 0, quick=request.quick, gpu_memory_gb=request.gpu_memory,
-            images=identity.of_images(pictures.path),
+            images=identity.of_images(images),
         )  # fmt: skip
-        trained, minutes = {**workload, "data": pictures.path}, minutes or budget.MINUTES
-        source, resume = pictures.source, request.resume
+        trained, minutes = {**workload, "data": images}, minutes or budget.MINUTES
+        resume = request.resume
         job = Job(device, name, trained, source, machine, plan, out, resume, minutes, quiet)
         written, pending = list[Path](), list[str]()
         expected_s = 60 * expected if expected else None
@@ -217,11 +235,11 @@ def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
                     pending.clear()
 
             measure.run_ladder(job, on_event, importing)
-    path = written[0]
-    result = loading.load_run(path)
-    whole = series.with_top(result, series.readable(path.parent))
+    file = written[0]
+    result = loading.load_run(file)
+    whole = series.with_top(result, series.readable(file.parent))
     whole = host.attach_host(whole, ROOT / "results" / "host")
-    stem, pages = path.with_suffix(""), list[Path]()
+    stem, pages = file.with_suffix(""), list[Path]()
     for write in (gallery.write_tables, gallery.write_charts):  # the result is stored whatever fails here
         try:
             pages += write(whole, stem)
@@ -231,7 +249,7 @@ def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
         tables.print_table(whole)
         if pages:
             click.echo(f"{shorten_path(stem)}{', '.join(each.suffix for each in pages)}")
-    return path, result
+    return file, result
 
 
 def refuse_memory(limit: float | None, device: str, has: float | None) -> None:
@@ -264,7 +282,11 @@ def plan_run(
         planned = modes.plan_run(mode, ladder, able, request.rungs, workload)
         return mode, modes.ladder_of(mode, ladder), planned
     fields = choose_recipe(request.recipe, ladder, able, device)
-    Recipe.from_dict(fields, where=request.recipe).refuse_for(Workload.from_dict(workload), request.recipe)
+    recipe = Recipe.from_dict(fields, where=request.recipe)
+    if request.model is None:
+        recipe.refuse_for(Workload.from_dict(workload), request.recipe)
+    else:
+        recipe.refuse_layers(request.recipe)
     return modes.RECIPE, *modes.beside_baseline(fields, ladder, Path(request.recipe).stem)
 
 
@@ -301,7 +323,9 @@ def continue_request(request: Request) -> Request:
     run = resuming.load(path)
     protocol, ladder, where = run.protocol, run.ladder.name, f"{path}: --resume:"
     workload = str(run.workload["name"])
-    if request.workload is None and workload not in catalog.list_workloads():
+    if "pair" in run.workload and request.model is None:
+        raise UserError(f"{where} its workload is a pair of yours; name it with --model")
+    if request.workload is None and request.model is None and workload not in catalog.list_workloads():
         raise UserError(f"{where} its workload is a file of yours; name it with --workload")
     if protocol.mode == modes.RECIPE and request.recipe is None:
         raise UserError(f"{where} name its recipe with --recipe")
@@ -328,7 +352,7 @@ def continue_request(request: Request) -> Request:
             raise UserError(f"{where} its ladder is a file of yours, or gone; name it with --ladder")
         if request.ladder is not None and catalog.load_ladder(request.ladder).name != ladder:
             raise UserError(f"{where} that run has another --ladder; leave it out")
-    stored["workload"] = request.workload or workload
+    stored["workload"] = None if request.model else request.workload or workload
     stored["ladder"] = ladder if is_known else request.ladder
     return replace(request, **stored, quick=protocol.quick)
 
@@ -400,6 +424,7 @@ ladder run --mode mistakes                      what common mistakes cost
 ladder run --budget 30                          tighter intervals, half an hour
 ladder run --resume results/ladder/MACHINE/RUN.json   go on after Ctrl-C, or with a larger budget
 ladder run --workload large --data photos.zip   another workload, your images
+ladder run --model my_pair.py --set width=64    your own networks and losses, see docs/your-pair.md
 ladder run --rungs baseline,bf16,cuda_graphs    three rungs, each with the recipe it has in the whole ladder
 ladder run --workload mine.yaml --json          your own workload; the result on stdout"""
 run_ladder = options.make_command(

@@ -77,10 +77,26 @@ def list_(as_json: bool) -> None:
     epilog="""\b
 Examples:
   ladder show bf16       one rung
-  ladder show article    the article's ladder, and the workload of that name"""
+  ladder show article    the article's ladder, and the workload of that name
+  ladder show --model my_pair.py    your own networks: which rungs apply, and why others do not"""
 )
-@click.argument("name", metavar="NAME")
-def show(name: str) -> None:
+@click.argument("name", metavar="NAME", required=False)
+@click.option(
+    "--model",
+    metavar="FILE.py|PACKAGE.MODULE:FUNCTION",
+    type=options.Text(),
+    help="Your own networks and losses: list the rungs of NAME, a ladder, that apply. [default: pair]",
+)
+@click.option(
+    "--set",
+    "settings",
+    metavar="NAME=VALUE",
+    multiple=True,
+    type=options.Text(),
+    help="An argument of the function that makes them; may be repeated.",
+)
+@options.device_option
+def show(name: str | None, model: str | None, settings: tuple[str, ...], device: str | None) -> None:
     """Explain a rung, a ladder, a workload or a study.
 
     For a rung: its change, why it should help, when it does not, how to see that it is on, and what was measured.
@@ -89,6 +105,13 @@ def show(name: str) -> None:
     For `mistakes` and `levers`, which `ladder run --mode` measures: their entries. For an entry: what it does.
     For a workload (a name or a YAML file): its fields.
     """
+    if model is not None:
+        click.echo(name_program("\n".join(_render_model(name or "pair", model, [*settings], device))))
+        return
+    if name is None:
+        raise UserError("name a rung, ladder, workload or study, or give --model")
+    if settings or device:
+        raise UserError("--set and --device go with --model: leave them out")
     studies = {mode: beside.load_beside(mode) for mode in modes.STUDIES}
     entries = {
         entry: (mode, each) for mode, study in studies.items() for entry, each in study.entries.items()
@@ -140,6 +163,27 @@ def _has_rungs(path: Path) -> bool:
         return "rungs:" in path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return True
+
+
+def _render_model(ladder: str, model: str, settings: list[str], device: str | None) -> list[str]:
+    """Return what a user's pair is, and for each rung of a ladder that it applies or why it does not."""
+    from ladder.cli import models
+    from ladder.engine.pool import Pool
+    from ladder.machine import system
+
+    request, steps = models.read_model(model, settings), catalog.load_ladder(ladder)
+    device = system.choose_device(device)
+    with Pool() as pool:
+        name, workload, facts = models.describe_model(request, pool, device, 0)
+    able = needs.join_pair(system.list_capabilities(device), facts)
+    rows = [["rung", "", "changes"]]
+    for each in catalog.plan_climb(steps, able):
+        reason = "applies" if each.recipe is not None else f"n/a: {each.skipped}"
+        rows.append([each.name, reason, _join(catalog.load_rung(each.name).change) or "nothing"])
+    size = f", {workload['resolution']}x{workload['resolution']}" if workload["resolution"] else ""
+    weights = ", ".join(f"{key} {number:,} weights" for key, number in facts["weights"].items())
+    head = click.style(f"{name}: pair {workload['pair']}, batch {workload['batch']}{size}", bold=True)
+    return [head, f"networks: {weights}", f"a step: {', '.join(facts['phases'])}", "", *_align(rows)]
 
 
 def _render_ladder(name: str) -> list[str]:

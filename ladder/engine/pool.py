@@ -29,7 +29,9 @@ from ladder.engine.forkserver import ForkServer, ServerEnded, name_signal, read_
 # on some GPUs, and one 16-step cycle of the article's workload takes many on a CPU.
 TIMEOUTS = {
     **dict.fromkeys(("import", "join", "build"), 300.0),
-    **dict.fromkeys(("prepare", "visit", "begin", "cycle", "finish", "profile", "host", "prove"), 900.0),
+    **dict.fromkeys(
+        ("describe", "prepare", "visit", "begin", "cycle", "finish", "profile", "host", "prove"), 900.0
+    ),
     **dict.fromkeys(("parity", "trace", "receipts", "examine", "scales"), 900.0),
     **dict.fromkeys(("canary", "release", "choices", "threads"), 60.0),
     "exit": 20.0,

@@ -86,11 +86,22 @@ class Rung:
             raise NoContract(f"stylegan_lite.CONTRACT is not {CONTRACT}")
         self.package = package
         # Adam loads dynamo at its first step, which takes seconds.
-        for name in ("stylegan_lite.step", "torch._dynamo") if torch else ("stylegan_lite.step",):
+        later = ("stylegan_lite.step", "stylegan_lite.stylegan2")
+        for name in (*later, "torch._dynamo") if torch else later:
             with contextlib.suppress(Exception):  # building says what is wrong
                 importlib.import_module(name)
         self.refuse_foreign()
         return {"start_s": time.perf_counter() - begin}
+
+    def do_describe(self, model: list[str], settings: dict, device: str, seed: int) -> Plain:
+        """Return what a user's pair is, or one line why it cannot be measured (`ladder.engine.pair`)."""
+        from ladder.engine import pair
+        from stylegan_lite.config import ConfigError
+
+        try:
+            return {"problem": None, **pair.describe_pair(model, settings, device, seed)}
+        except ConfigError as error:
+            return {"problem": str(error)}
 
     def do_build(
         self, workload: dict, recipe: dict, device: str, seed: int,

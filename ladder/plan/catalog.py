@@ -304,7 +304,7 @@ def plan_climb(
     planned = []
     for step in ladder.rungs:
         rung = load_rung(step.name)
-        skipped = find_missing(rung.needs, capabilities) or of_change(rung.change, capabilities)
+        skipped = of_change(rung.change, capabilities) or find_missing(rung.needs, capabilities)
         if skipped is None:
             recipe = {**recipe, **rung.change}
             try:

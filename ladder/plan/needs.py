@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stylegan_lite.config import OF_LAYERS
 from stylegan_lite.shares import holds_parts
 
 # Needs of the workload, and the field that meets each: see `possible`.
@@ -25,6 +26,18 @@ RANKS = "ranks"
 ONE_PROCESS = "needs a process for each GPU: ladder scale measures it"
 
 PARTS = (2, 4, 8)  # of a batch, which rungs cut
+
+# Fields of a recipe, and what a user's pair must have for them (`ladder.engine.pair.list_facts`).
+OF_PAIR = {
+    **dict.fromkeys(OF_LAYERS, "layers"),
+    **dict.fromkeys(("workers", "cached_images", "gpu_decode", "prefetch_stream"), "images"),
+    **dict.fromkeys(("cuda_graphs", "whole_step_graph", "graph_fills"), "graphs"),
+    "fused_adam": "adam",
+    "channels_last": "conv2d",
+    "checkpointing": "blocks",
+    "micro_batches": "split",
+}
+LAYERS = "it is about layers of StyleGAN2"
 
 NEEDS = (*OF_MACHINE, *OF_WORKLOAD, RANKS)
 
@@ -51,6 +64,18 @@ def join_capabilities(
     }
 
 
+def join_pair(capabilities: dict[str, str | None], facts: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return a machine's capabilities and those of a user's pair."""
+    known = {key: facts[key] for key in OF_PAIR.values() if key in facts}
+    return {
+        **capabilities,
+        **dict.fromkeys(OF_WORKLOAD, LAYERS),
+        "layers": LAYERS,
+        RANKS: ONE_PROCESS,
+        **known,
+    }
+
+
 def _check_parts(n: int, workload: Mapping[str, Any]) -> str | None:
     batch = workload.get("batch", 0)
     group = min(workload.get("mbstd_group", 1), batch)
@@ -61,4 +86,7 @@ def _check_parts(n: int, workload: Mapping[str, Any]) -> str | None:
 
 def of_change(change: Mapping[str, Any], capabilities: dict[str, str | None]) -> str | None:
     """Return why the workload behind these capabilities cannot be trained with a rung's change, or None."""
+    reasons = (capabilities.get(OF_PAIR[field]) for field in change if field in OF_PAIR)
+    if why := next((reason for reason in reasons if reason is not None), None):
+        return f"not for this pair: {why}"
     return capabilities.get(f"micro_batches: {change.get('micro_batches', 1)}")

@@ -185,9 +185,12 @@ def view(result: Result) -> View:
     norm = result.workload.get("norm")
     norm = f"{norm}, spectral norm" if result.workload.get("spectral_norm") else norm
     size, batch = result.workload.get("resolution"), result.workload.get("batch")
+    model = f"{size}x{size}, batch {batch}, {norm}"
+    if pair := result.workload.get("pair"):
+        model = f"your pair {pair}, {f'{size}x{size}, ' if size else ''}batch {batch}"
     return View(
         machine=_describe_machine(machine), protocol=_describe_protocol(result), rows=tuple(rows),
-        workload=clean_line(f"{result.workload['name']}: {size}x{size}, batch {batch}, {norm}"),
+        workload=clean_line(f"{result.workload['name']}: {model}"),
         title=clean_line(f"{ladder.title}{f' in {limit:g} GiB of GPU memory' if limit else ''}"), mode=mode,
         marks=tuple(map(clean_line, publishable(result))), remarks=tuple(_list_remarks(result, rows)),
         noise=tuple(_describe_noise(result)), reference=clean_line(known or ARTICLE),
@@ -332,7 +335,8 @@ def _describe_protocol(result: Result) -> str:
     parts = [
         f"{sources.unit(result)}s: {rounds}{f' of {len(result.merged)} runs' if result.merged else ''}",
         f"timed cycles of 16 steps: {_describe_range(cycles) or result.protocol.cycles}",
-        "lazy regularization included", at_commits(sources.commits(result), result.dirty),
+        "" if "pair" in result.workload else "lazy regularization included",
+        at_commits(sources.commits(result), result.dirty),
         result.started[:10],
     ]  # fmt: skip
     return clean_line(", ".join(filter(None, parts)))

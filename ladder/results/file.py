@@ -40,7 +40,7 @@ from ladder.core.records import (
 SCHEMA: Literal[2] = 2
 Status = Literal["ok", "n/a", "skipped", "failed", "oom", "invalid", "not engaged", "failed: parity"]
 OUT = ("skipped", "failed", "oom", "invalid", "not engaged", "failed: parity")  # takes a rung out of a run
-Phase = Literal["G_main", "D_main", "G_pl", "D_r1"]
+Phase = Identifier  # StyleGAN2 has G_main, D_main, G_pl and D_r1; a user's pair its own
 Variable = Annotated[str, text_matching(r"[A-Z][A-Z0-9_]{0,63}", "the name of a variable")]
 Violation = Literal["power", "thermal", "board_limit", "reliability"]
 Tenancy = Literal["alone", "shared", "unknown"]

@@ -45,6 +45,10 @@ def find_workload_problem(workload: Fields) -> str | None:
     """
     from stylegan_lite.config import Workload
 
+    if "pair" in workload:
+        if _find_preset(workload["name"]) is not None:
+            return f"workload: a user's pair is named like the preset {workload['name']}"
+        return _find_unknown("pair", workload, "workload")
     if problem := _find_unknown("workload", workload, "workload"):
         return problem
     least = {"channel_base": workload["resolution"]}  # a file may lack it
@@ -105,10 +109,14 @@ def _make_record(name: str) -> Any:
     known = {"recipe": Recipe, "workload": Workload}
     names = [each.name for each in dataclasses.fields(known[name])] if name in known else _SETTINGS.split()
     required: dict[str, Any] = {}
-    if name == "workload":
+    if name in ("workload", "pair"):
         images = Literal["sample-photographs", "user-images"] | None
         size, batch = Annotated[int, Meta(ge=4, le=2**16)], Annotated[int, Meta(ge=1, le=2**16)]
         required = {"name": Name, "resolution": size, "batch": batch, "data": images}
+        if name == "pair":
+            digest = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+            required |= {"resolution": size | None, "pair": digest, "flips": bool}
+            names = []
     optional = [(each, _Scalar, None) for each in names if each not in required]
     return msgspec.defstruct(name, [*required.items(), *optional], bases=(Record,), kw_only=True)
 

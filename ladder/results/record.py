@@ -40,7 +40,10 @@ def new_run(job: Job) -> Run:
         for each in plan.planned
     ]  # fmt: skip
     data = None if job.workload.get("data") is None else job.source or "user-images"
-    trained = {"name": job.name, **job.workload, "data": data}
+    own = {
+        key: value for key, value in job.workload.items() if key not in ("model", "settings")
+    }  # of a user's pair
+    trained = {"name": job.name, **own, "data": data}
     head = make_header("ladder", job.machine, trained, images=plan.images, code=plan.code)
     head |= {environment.KEY: environment.read_variables(without=QUIET)}
     ladder = Ladder(plan.ladder.name, plan.ladder.title, [each.name for each in rungs], plan.ladder.digest)

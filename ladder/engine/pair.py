@@ -1,0 +1,395 @@
+"""The inspection of a user's pair, before anything is measured: what it is, which rungs apply, and what it does wrong.
+
+A loss must be a pure function of its inputs: a CUDA graph replays it, and parity runs it again on other numbers. So
+each phase runs a few times under a dispatch mode, which sees what a loss must not do, and where it does it.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ladder.core.plain import Plain
+from ladder.core.protocol import CYCLE_STEPS
+from stylegan_lite import make_step
+from stylegan_lite.config import ConfigError, PairWorkload
+from stylegan_lite.step import Input, Phase, TrainingStep, loading, saving
+from stylegan_lite.step.phases import is_adam
+
+RUNS = 3  # of each phase, on other numbers each time
+MEMBERS = ("networks", "phases", "averages", "inputs", "loss", "optimizer")
+SOURCES = ("normal", "uniform", "labels", "images", "batch", "index")
+# Names of a step's own state and of parity's quantities, and what else a loss finds among its inputs.
+TAKEN = ("count", "workload", "scales", "loss", "rng", "data", "ema", "betas")
+OF_INPUTS = (
+    "batch",
+    "declared",
+    "normal",
+    "whole",
+    "index",
+    "is_drawn",
+    "fill",
+    "take",
+    "load",
+    "load_share",
+)
+WAITS = {
+    "_local_scalar_dense": ".item()",
+    "nonzero": "nonzero",
+    "masked_select": "masked_select",
+}
+
+
+def describe_pair(model: Sequence[str], settings: Plain, device: str, seed: int) -> Plain:
+    """Return what a pair is, and what its rungs depend on, as plain data.
+
+    Raises ConfigError, one line with file and line of the user's code, for a pair that cannot be measured.
+    """
+    folder, where = model[0], f"{model[1]}:{model[2]}"
+    blank = PairWorkload(pair="", model=list(model), settings=dict(settings), batch=1)
+    torch.manual_seed(seed)
+    pair, digest = loading.make_pair(blank)
+    try:
+        check_members(pair, where)
+        torch.manual_seed(seed)
+        refuse_difference(pair, loading.make_pair(blank)[0], where)
+        declared = {phase.name: pair.inputs(phase.name) for phase in pair.phases}
+        check_inputs(pair, declared, where)
+        flat = [one for _, _, one in list_inputs(declared)]
+        sizes = {one.shape[-1] for one in flat if one.source == "images"}
+        fields: Plain = {
+            "pair": digest,
+            "model": list(model),
+            "settings": dict(settings),
+            "batch": max(one.batch for one in flat),
+            "resolution": sizes.pop() if sizes else None,
+        }
+        step = make_step(fields, {}, device=device, seed=seed)
+        try:
+            branch = check_losses(step, folder)
+            facts = list_facts(step, branch)
+        finally:
+            step.close()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(loading.locate(error, folder)) from error
+    return {"name": model[1].removesuffix(".py").split(".")[-1].lower(), "fields": fields, "facts": facts}
+
+
+def list_inputs(declared: Plain) -> Iterator[tuple[str, str, Input]]:
+    """Yield (phase, name, input) of all phases, each of a list, too."""
+    for phase, inputs in declared.items():
+        for name, each in inputs.items():
+            yield from ((phase, name, one) for one in ([each] if isinstance(each, Input) else each))
+
+
+# --- what a pair is ---------------------------------------------------------------------------------------------------
+
+
+def check_members(pair: Any, where: str) -> None:
+    """Raise ConfigError if an object lacks what a pair must have, or has it in another form."""
+    if lacks := [name for name in MEMBERS if not hasattr(pair, name)]:
+        raise ConfigError(
+            f"{where} returned {type(pair).__name__} without {lacks[0]!r}, which a pair must have"
+        )
+    networks, phases = pair.networks, list(pair.phases)
+    if not isinstance(networks, dict) or not all(isinstance(each, nn.Module) for each in networks.values()):
+        raise ConfigError(f"{where}: networks must be a dict of modules by name")
+    if not phases or not all(isinstance(phase, Phase) for phase in phases):
+        raise ConfigError(f"{where}: phases must be a list of stylegan_lite.step.Phase, one or more")
+    names = [phase.name for phase in phases]
+    for name in (*networks, *names):
+        if not str(name).isidentifier() or name in TAKEN or name.endswith("_ema"):
+            raise ConfigError(
+                f"{where}: the name {name!r} of a network or phase is taken or no identifier; rename it"
+            )
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"{where}: two phases are called {twice!r}")
+    for phase in phases:
+        check_phase(phase, networks, where)
+    if all(phase.is_lazy for phase in phases):
+        raise ConfigError(f"{where}: no phase is of every step")
+    for name, images in dict(pair.averages).items():
+        if name not in networks or not isinstance(images, (int, float)) or not images > 0:
+            raise ConfigError(
+                f"{where}: averages must give a network of networks its half-life in images, above 0"
+            )
+    inside = {id(each) for network in networks.values() for each in network.modules()}
+    for name, each in vars(pair).items():
+        if isinstance(each, nn.Module) and id(each) not in inside and [*each.parameters(), *each.buffers()]:
+            raise ConfigError(
+                f"{where}: {name} has weights and is in none of networks, so it stays on its device; name it there"
+            )
+    for name in dict.fromkeys(phase.network for phase in phases):
+        optimizer, own = pair.optimizer(name), {id(weight) for weight in networks[name].parameters()}
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            got = type(optimizer).__name__
+            raise ConfigError(
+                f"{where}: optimizer({name!r}) must return one of torch's optimizers, got {got}"
+            )
+        if any(id(weight) not in own for group in optimizer.param_groups for weight in group["params"]):
+            raise ConfigError(f"{where}: optimizer({name!r}) updates weights that are not of network {name}")
+    for name, network in networks.items():
+        if other := {str(p.device) for p in network.parameters() if p.device.type != "cpu"}:
+            raise ConfigError(
+                f"{where}: network {name} is on {other.pop()}; leave it on the CPU: the step moves it"
+            )
+
+
+def check_phase(phase: Phase, networks: dict[str, nn.Module], where: str) -> None:
+    """Raise ConfigError for a phase that cannot run."""
+    if phase.network not in networks:
+        raise ConfigError(
+            f"{where}: phase {phase.name} trains {phase.network!r}, which networks does not name"
+        )
+    if phase.every < 1 or CYCLE_STEPS % phase.every:
+        raise ConfigError(
+            f"{where}: phase {phase.name}: every must be 1, 2, 4, 8 or 16 (a cycle has {CYCLE_STEPS} steps), got "
+            f"{phase.every}; a network that learns five times a step has five phases"
+        )
+    if not any(weight.requires_grad for weight in networks[phase.network].parameters()):
+        raise ConfigError(f"{where}: network {phase.network} has no weights to train")
+
+
+def check_inputs(pair: Any, declared: Plain, where: str) -> None:
+    """Raise ConfigError for inputs that cannot be made."""
+    shapes: dict[str, Any] = {}
+    for phase, name, one in list_inputs(declared):
+        place = f"{where}: input {name!r} of {phase}"
+        if name in OF_INPUTS or not str(name).isidentifier():
+            raise ConfigError(f"{place}: the name is taken or no identifier; rename it")
+        if not isinstance(one, Input) or one.source not in SOURCES:
+            raise ConfigError(f"{place}: expected an Input with a source of {', '.join(SOURCES)}")
+        if one.source == "labels" and one.classes < 1:
+            raise ConfigError(f"{place}: labels need classes, their number")
+        if one.source == "images" and (
+            len(one.shape) != 4 or one.shape[1] != 3 or one.shape[2] != one.shape[3]
+        ):
+            raise ConfigError(f"{place}: images are [N, 3, R, R], got {list(one.shape)}")
+        if one.source in ("images", "batch"):
+            key = "images" if one.source == "images" else name
+            if shapes.setdefault(key, (one.shape, one.dtype)) != (one.shape, one.dtype):
+                raise ConfigError(
+                    f"{place}: another phase has it in another shape or dtype; they share one batch"
+                )
+    if not any(one.batch for _, _, one in list_inputs(declared)):
+        raise ConfigError(f"{where}: no input has a batch, a first dimension of samples")
+    own = {name: shape for name, (shape, _) in shapes.items() if name != "images"}
+    if own and "images" in shapes:
+        raise ConfigError(f"{where}: a pair reads the workload's images or a batch of its own, not both")
+    if own and not hasattr(pair, "batch"):
+        raise ConfigError(
+            f"{where}: input {next(iter(own))!r} is of the pair's own batch, and it has no batch(number)"
+        )
+    first, again = (pair.batch(0), pair.batch(0)) if own else ({}, {})
+    for name, shape in own.items():
+        value = first.get(name) if isinstance(first, dict) else None
+        if not isinstance(value, Tensor) or tuple(value.shape) != tuple(shape):
+            got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ConfigError(
+                f"{where}: batch(0)[{name!r}] must be a tensor of shape {list(shape)}, got {got}"
+            )
+        if not torch.equal(value, again[name]):
+            raise ConfigError(
+                f"{where}: batch(0) gives other numbers each time; it must be a function of its number"
+            )
+
+
+def refuse_difference(first: Any, second: Any, where: str) -> None:
+    """Raise ConfigError if two pairs of one seed differ."""
+    for name, network in first.networks.items():
+        other = second.networks.get(name)
+        theirs = {} if other is None else other.state_dict()
+        for key, value in network.state_dict().items():
+            if isinstance(value, Tensor) and not (key in theirs and torch.equal(value, theirs[key])):
+                raise ConfigError(
+                    f"{where}: two calls with one seed differ in {name}.{key}: draw its numbers from torch's generator"
+                )
+    if [*first.phases] != [*second.phases]:
+        raise ConfigError(f"{where}: two calls with one seed have other phases")
+
+
+# --- what its losses do -----------------------------------------------------------------------------------------------
+
+
+class Purity(TorchDispatchMode):
+    """Notes what a loss does that it must not do, with the line of the user's code, and the shapes of all results."""
+
+    def __init__(self, weights: dict[int, str], folder: str) -> None:
+        super().__init__()
+        self.weights, self.folder = weights, folder
+        self.problem: str | None = None
+        self.branch: str | None = None
+        self.deciding = False
+        self.shapes: list[tuple[str, list[int]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name == "_local_scalar_dense" and self.deciding:
+            self.branch = self.branch or self.line()
+        elif name in ("index", "index_put_") and any(_is_mask(each) for each in args[1]):
+            self.note("a mask as an index waits for the device in every step")
+        elif name in WAITS:
+            self.note(f"{WAITS[name]} waits for the device in every step")
+        elif torch.Tag.nondeterministic_seeded in func.tags:
+            self.note(f"{name} draws random numbers: declare them as an Input, so that every step draws anew")
+        elif func._schema.is_mutable and torch._C._current_autograd_node() is None:
+            if hit := self.find_weight(func, args):
+                self.note(f"{name} changes the weight {hit} in place: only the step updates weights")
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            self.shapes.append((name, list(out.shape)))
+        return out
+
+    def find_weight(self, func: Any, args: Any) -> str | None:
+        """Return the name of a weight that an operator writes to, or None."""
+        for value, argument in zip(args, func._schema.arguments, strict=False):
+            if argument.is_write:
+                for each in value if isinstance(value, (list, tuple)) else [value]:
+                    if isinstance(each, Tensor) and each.data_ptr() in self.weights:
+                        return self.weights[each.data_ptr()]
+        return None
+
+    def note(self, what: str) -> None:
+        self.problem = self.problem or f"{self.line()}{what}"
+
+    def line(self) -> str:
+        return loading.find_line(traceback.extract_stack(), self.folder)
+
+
+class Deciding(TorchFunctionMode):
+    """Tells a branch on a tensor's value, which only a graph forbids, from another wait for the device."""
+
+    def __init__(self, purity: Purity) -> None:
+        super().__init__()
+        self.purity = purity
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.purity.deciding = func is Tensor.__bool__
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.purity.deciding = False
+
+
+def check_losses(step: TrainingStep, folder: str) -> str | None:
+    """Run each phase's loss and backward a few times. Return where a loss branches on a tensor's value, or None.
+
+    Raises ConfigError for the first thing that a loss must not do. The step is left as it was.
+    """
+    before = copy.deepcopy(step.state_dict())
+    branches = [check_phase_loss(step, phase, folder) for phase in step.order]
+    saving.load_model(step, before)
+    return next((branch for branch in branches if branch), None)
+
+
+def check_phase_loss(step: TrainingStep, phase: str, folder: str) -> str | None:
+    """Run one phase's loss and backward a few times. Return where it branches on a tensor's value, or None."""
+    define = loading.find_definition(step.pair.loss, folder)
+    networks = step.networks.items()
+    weights = {p.data_ptr(): f"{name}.{key}" for name, each in networks for key, p in each.named_parameters()}
+    branch, shapes = None, None
+    for _ in range(RUNS):
+        step.feed.next()
+        step._fill(phase)
+        step._free(phase)
+        purity, outside = Purity(weights, folder), read_generators()
+        try:
+            with purity, Deciding(purity):
+                loss = step._loss(phase)
+        except Exception as error:
+            raise ConfigError(purity.problem or f"{loading.locate(error, folder)} (phase {phase})") from error
+        if purity.problem is None and outside != read_generators():
+            purity.problem = f"{define}the loss draws random numbers of its own: declare them as an Input"
+        if purity.problem:
+            raise ConfigError(f"{purity.problem} (phase {phase})")
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ConfigError(f"{define}the loss of {phase} must be a scalar tensor, got {got}")
+        if not bool(loss.isfinite()):
+            raise ConfigError(f"{define}the loss of {phase} is {float(loss.detach())} in the first step")
+        if shapes not in (None, purity.shapes) and not purity.branch:
+            both = zip(shapes, [*purity.shapes, ("", [])], strict=False)
+            was, now = next(pair for pair in both if pair[0] != pair[1])
+            change = f"changes shapes between steps: {was[0]} {was[1]}, then {now[1]}"
+            raise ConfigError(f"{define}the loss of {phase} {change}")
+        branch, shapes = branch or purity.branch, purity.shapes
+        check_gradients(step, phase, loss, folder)
+    return branch
+
+
+def read_generators() -> tuple[Any, ...]:
+    """Return the states of the random generators that a loss might draw from."""
+    return random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()  # type: ignore[union-attr]
+
+
+def check_gradients(step: TrainingStep, phase: str, loss: Tensor, folder: str) -> None:
+    """Raise ConfigError if backward fails, or gives the network that the phase trains nothing, or NaN."""
+    define, network = loading.find_definition(step.pair.loss, folder), step.owners[phase]
+    lacks = f"{define}the loss of {phase} gives network {network} no gradient, and is to train it"
+    if not loss.requires_grad:
+        raise ConfigError(lacks)
+    try:
+        loss.backward()
+    except Exception as error:
+        raise ConfigError(
+            f"{define}backward of the loss of {phase}: {loading.locate(error, folder)}"
+        ) from error
+    gradients = [weight.grad for weight in step.weights[network] if weight.grad is not None]
+    if not any(bool(gradient.any()) for gradient in gradients):
+        raise ConfigError(lacks)
+    if not all(bool(gradient.isfinite().all()) for gradient in gradients):
+        raise ConfigError(f"{define}a gradient of {phase} is NaN or infinite in the first step")
+    for weight in step.weights[network]:
+        weight.grad = None
+
+
+# --- which rungs apply ------------------------------------------------------------------------------------------------
+
+CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
+OTHERS = (nn.Conv1d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose3d)
+
+
+def list_facts(step: TrainingStep, branch: str | None) -> Plain:
+    """Return what decides which rungs apply: {what a rung may need: None, or one line why it is not there}."""
+    trained = {name: step.networks[name] for name in step.optimizers}
+    modules = {
+        f"{name}.{key}": each for name, network in trained.items() for key, each in network.named_modules()
+    }
+    norms = [f"{key} ({type(each).__name__})" for key, each in modules.items() if _takes_statistics(each)]
+    others = sorted({type(each).__name__ for each in modules.values() if isinstance(each, OTHERS)})
+    flat = any(isinstance(each, CONVOLUTIONS) for each in modules.values())
+    foreign = [type(each).__name__ for each in step.optimizers.values() if not is_adam(each)]
+    left = f", and {', '.join(others)} have no such layout" if others else ""
+    return {
+        "images": None if step.real is not None else "it reads none of the workload's images",
+        "adam": f"its optimizer is {foreign[0]}, no Adam" if foreign else None,
+        "blocks": None
+        if hasattr(step.pair, "blocks")
+        else "it has no blocks(network) that could run once more",
+        "conv2d": None if flat else f"it has no two-dimensional convolutions to lay out{left}",
+        "split": f"{norms[0]} takes statistics over the batch: parts of it are another algorithm"
+        if norms
+        else None,
+        "graphs": None if branch is None else f"{branch}a branch on a tensor's value cannot be captured",
+        "phases": [f"{each.name} trains {each.network}" for each in step.pair.phases],
+        "weights": {name: sum(p.numel() for p in each.parameters()) for name, each in step.networks.items()},
+    }
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _takes_statistics(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training

@@ -1,0 +1,65 @@
+"""The examples of pairs climb on the CPU, as a user runs them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = {"dcgan": ("width=4", "batch=4", "z_dim=8")}
+
+
+def ladder(*arguments, cwd=ROOT):
+    command = [sys.executable, "-m", "ladder", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=500)
+
+
+def with_model(name):
+    settings = [part for each in TINY[name] for part in ("--set", each)]
+    return ["--model", ROOT / "examples" / "pairs" / f"{name}.py", *settings, "--device", "cpu"]
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_an_example_climbs_with_receipts_and_parity(name, tmp_path):
+    quick = ["--rungs", "baseline,channels_last,fused_adam", "--generations", 1, "--cycles", 1]
+    done = ladder("run", *with_model(name), *quick, "--out", tmp_path, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["workload"]["name"], result["ladder"]["name"]) == (name, "pair")
+    for rung in result["rungs"]:
+        assert rung["status"] == "ok" and not rung["parity"]["problems"]
+        assert all(receipt["engaged"] for receipt in rung["receipts"].values())
+        assert {"loss", "gradient", "update"} <= rung["parity"]["phases"]["D_main"].keys()
+    stored = next(tmp_path.rglob("*.json"))
+    assert "examples" not in (text := stored.read_text()) and "class" not in text
+    assert len(result["workload"]["pair"]) == 16
+    checked = ladder("validate", stored)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_a_pair_is_shown_with_the_rungs_that_apply():
+    done = ladder("show", "memory", *with_model("dcgan"))
+    assert done.returncode == 0, done.stderr
+    assert "D_main trains D, G_main trains G" in done.stdout
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
+    assert "applies" in lines["bf16"] and "layers of StyleGAN2" in lines["fused_norm"]
+    assert "BatchNorm2d" in lines["accumulate_2"] and "no blocks" in lines["checkpointing"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "nowhere.py"], "no such file"),
+        (["--set", "width=4"], "give --model"),
+        (["--model", "examples/pairs/dcgan.py", "-w", "tiny"], "leave out --workload"),
+        (
+            ["--model", "examples/pairs/dcgan.py", "--device", "cpu", "--set", "depth=4"],
+            "takes no setting 'depth'",
+        ),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused_in_one_line(arguments, words):
+    done = ladder("run", *arguments)
+    assert done.returncode == 2 and words in done.stderr.strip().splitlines()[-1], done.stderr
