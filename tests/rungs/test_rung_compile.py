@@ -246,7 +246,7 @@ def test_compile_sabotaged_by_shapes_that_change(once, refused):
     other = prepared(DEFAULT, batch=8)
     once.cycle()
     assert dict(other.compiled.graphs) == dict(once.compiled.graphs) == ONE_EACH
-    other.real = torch.zeros(4, 3, 8, 8)
+    other.given["D_main"].real = torch.zeros(4, 3, 8, 8)
     other.run_phase("D_main")
     refused("compile", gathered(other), "compiled after warm-up: ", sabotage="a batch of another size")
 

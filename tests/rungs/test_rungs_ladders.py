@@ -12,9 +12,9 @@ from ladder.core.protocol import IN_ORDER
 from ladder.plan import catalog, needs
 from ladder.receipts import evidence
 from ladder.rungs import checkpointing
-from stylegan_lite import make_step, networks
+from stylegan_lite import make_step, networks, stylegan2
 from stylegan_lite.config import Recipe
-from stylegan_lite.step import compiled, recompute
+from stylegan_lite.step import compiled
 from tests.parity.test_parity import cache, rounding  # noqa: F401  (fixtures)
 from tests.stylegan_lite.test_recompute import FUSED
 from tests.support.rung_steps import (
@@ -199,7 +199,7 @@ def test_on_top_of_all_others_nothing_changes_and_every_rung_is_engaged(ladder):
             "the step runs its whole batch"),
         ("checkpointing", {"checkpointing": True}, networks, "through", lambda block, _, *inputs: block(*inputs),
             "SynthesisBlock 0x", "the networks keep their activations"),
-        ("checkpointing", FUSED | {"checkpointing": True}, recompute, "kind", lambda *_: "",
+        ("checkpointing", FUSED | {"checkpointing": True}, stylegan2, "kind", lambda *_: "",
             "act_filter in backward: 0x", "all results are kept"),
     ],
 )  # fmt: skip
@@ -208,7 +208,7 @@ def test_a_step_that_saves_nothing_is_not_engaged(
 ):
     if module is not None:
         monkeypatch.setattr(module, name, value)
-    step = small(recipe, **LEAST if module is recompute else WORKLOAD)
+    step = small(recipe, **LEAST if module is stylegan2 else WORKLOAD)
     if module is None:
         setattr(step, name, value)
     refused(rung, gathered(step), words, sabotage=what)
