@@ -17,7 +17,7 @@ from stylegan_lite.config import Recipe, Workload, check_configs
 from stylegan_lite.losses import PHASES
 from stylegan_lite.networks import Discriminator, Generator
 from stylegan_lite.step import micro
-from stylegan_lite.step.pair import Declared, Input, Phase, Work
+from stylegan_lite.step.pair import Declared, Hooks, Input, Phase, Work
 from stylegan_lite.step.ranks import Replicated
 from stylegan_lite.step.recompute import Kind
 from stylegan_lite.step.training import TrainingStep
@@ -27,14 +27,14 @@ from stylegan_lite.weights import make_copies
 __all__ = ["PHASES", "StyleGAN2", "StyleGAN2Step"]
 
 
-class StyleGAN2:
+class StyleGAN2(Hooks):
     """The pair of one workload. Its networks run the ops that the recipe chooses.
 
     Attributes:
         state: the mean path length, [].
     """
 
-    holds_buffers = True  # a phase moves no buffer of the other network
+    autocasts = recomputes = holds_buffers = updates_all = True
 
     def __init__(self, workload: Workload, recipe: Recipe, device: str) -> None:
         check_configs(workload, recipe)

@@ -247,6 +247,12 @@ class Purity(TorchDispatchMode):
             if hit := self.find_weight(func, args):
                 self.note(f"{name} changes the weight {hit} in place: only the step updates weights")
         out = func(*args, **(kwargs or {}))
+        if name in ("_to_copy", "copy_") and {"cpu", "cuda"} == {
+            t.device.type for t in (out, args[name == "copy_"])
+        }:
+            self.note(
+                "a copy between CPU and GPU waits in every step: make such tensors buffers of a network"
+            )
         if isinstance(out, Tensor):
             self.shapes.append((name, list(out.shape)))
         return out

@@ -437,7 +437,8 @@ def inspect_beside(
         stop: called at the first exception.
     """
     workload, gib = job.workload, job.machine.get("gpu_memory_gb") or math.inf
-    is_small = int(workload["batch"]) * int(workload.get("resolution", 0)) ** 2 <= SMALL_PIXELS
+    size = workload.get("resolution") or 0  # a user's pair may read no images
+    is_small = 0 < int(workload["batch"]) * int(size) ** 2 <= SMALL_PIXELS
     lanes = int(min(LANES.get(job.device, 1), gib / (SMALL_GB if is_small else INSPECTOR_GB)))
     if lanes > 1:
         if not is_small and is_due(

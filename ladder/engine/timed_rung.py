@@ -494,8 +494,12 @@ def limit_memory(torch: Any, limit: int) -> None:
 def weights_of(step: Any) -> dict[str, list[float]]:
     """Return the length of every weight by network, by which one sees whether they moved. A copy would take memory."""
     torch, lengths = sys.modules.get("torch"), {}
-    for name in ("G", "D", "G_ema"):
-        weights = getattr(getattr(step, name, None), "parameters", list)
+    known = getattr(step, "optimizers", {})  # an old commit's step has none
+    networks = {name: step.networks[name] for name in known} | {
+        f"{name}_ema": average for name, average in getattr(step, "averages", {}).items()
+    }
+    for name in networks or ("G", "D", "G_ema"):
+        weights = getattr(networks.get(name) or getattr(step, name, None), "parameters", list)
         norms = [torch.linalg.vector_norm(weight.detach()) for weight in weights()]
         lengths[name] = torch.stack(norms).tolist() if norms else []
     return lengths

@@ -95,7 +95,8 @@ def check_step(
     problems = [*freshness.check_schedule(step), *freshness.draws_anew(step), *freshness.check_images(step)]
     ref = get_reference(step, cache, tell)
     spread = get_spread(ref, precision_of(step.recipe), step.device)
-    budget = derive_budgets(spread["errors"], spread["precision"], owners=step.owners)
+    factor, notes = choose_factor(step)
+    budget = derive_budgets(spread["errors"], spread["precision"], factor, step.owners)
     compared = step
     if other := ref.workload.batch != step.workload.batch:
         workload, recipe = ref.workload.to_dict(), step.recipe.to_dict()
@@ -128,17 +129,23 @@ def check_step(
         "problems": problems[:8],
         "phases": summarize_runs(runs, budget, spread["errors"]),
         "replays": replays,
-        "budget": {"factor": FACTOR} | {key: spread[key] for key in ("precision", "spellings", "left_out")},
+        "budget": {"factor": factor} | {key: spread[key] for key in ("precision", "spellings", "left_out")},
         "reference": {
             "made_on": ref.made_on,
             "batch": ref.workload.batch,
             "chunk": ref.chunk,
             "steps": reference.STEPS,
-            "notes": ref.notes,
+            "notes": [*ref.notes, *notes],
         },
         "seconds": round(time.perf_counter() - begin, 2),
     }
     return dict(parity)
+
+
+def choose_factor(step: TrainingStep) -> tuple[float, list[str]]:
+    """Return the factor of a step's budget. A pair may ask for a wider one, with a reason, which is stored."""
+    wider, reason = getattr(step.pair, "tolerance", (1.0, ""))
+    return FACTOR * max(1.0, wider), [f"budget {wider:g} times as wide: {reason}"] if wider > 1 else []
 
 
 def get_reference(step: TrainingStep, cache: Path | None, tell: Tell | None) -> Reference:
@@ -197,7 +204,7 @@ def compare_timed_step(step: TrainingStep, tell: Tell) -> Comparison:
         return {"problem": None, "left_out": why}
     precision = precision_of(step.recipe)
     spread = get_spread(ref, precision, step.device)["errors"]
-    budget = derive_budgets(spread, precision, owners=step.owners)
+    budget = derive_budgets(spread, precision, choose_factor(step)[0], step.owners)
     try:
         problems = compare_as_timed(step, ref.on(step.device), budget, spread)
     except torch.OutOfMemoryError:  # beside other processes: the reference stays on the CPU

@@ -155,8 +155,9 @@ class Exact:
     def run(self, phase: str, inputs: Draw) -> None:
         """Run one phase, with its optimizer step (and the averages), on given inputs."""
         load_inputs(self.step, inputs)
-        for parameter in self.step.weights[self.step.owners[phase]]:  # zeros, not None: set_to_none=False
-            parameter.grad = torch.zeros_like(parameter)
+        if self.step.hooks.updates_all:
+            for parameter in self.step.weights[self.step.owners[phase]]:  # zeros, not None: set_to_none=False
+                parameter.grad = torch.zeros_like(parameter)
         with inputs_are_ours(self.step):
             self.step.run_phase(phase)
 

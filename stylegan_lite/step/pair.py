@@ -122,7 +122,7 @@ class Pair(Protocol):
 
 @dataclass
 class Work:
-    """The state of a step that a loss may depend on. A pair with ``begin(work)`` gets it, and autocasts by itself.
+    """The state of a step that a loss may depend on; a pair with `Hooks` gets it.
 
     Attributes:
         amp: the context that networks run in.
@@ -133,6 +133,44 @@ class Work:
     amp: Callable[[], AbstractContextManager]
     scales: dict[str, LossScale] = field(default_factory=dict)
     mean: Mean = alone
+
+
+class Hooks:
+    """What a pair may do in a step beside its losses, as StyleGAN2 does. A user's pair leaves all of it to the step.
+
+    Attributes:
+        autocasts: whether its losses run the networks in the step's precision, and the step does not.
+        recomputes: whether its networks know which of their parts backward runs once more.
+        holds_buffers: whether no phase moves a buffer of another network than its own.
+        updates_all: whether a phase also updates weights that its loss does not reach, by zeros, unless the recipe has
+            `set_to_none`. Without momentum that is the same.
+        state: tensors that training changes beside networks, by name.
+        settings: plain data that is stored with the settings in force.
+    """
+
+    autocasts = recomputes = holds_buffers = updates_all = False
+    state: Mapping[str, Tensor] = {}
+    settings: Mapping[str, Any] = {}
+
+    def begin(self, work: Work) -> None:
+        """Take the step's precision, loss scales and means."""
+
+    def gather(self, phase: str, parts: Sequence[Any], whole: Callable[[Tensor], Tensor]) -> None:
+        """Take statistics over all micro-batches, before the loss of the first."""
+
+    def recompute(self, again: bool) -> None:
+        """Say whether backward runs parts of the networks once more."""
+
+    def after_update(self, network: str) -> None:
+        """Move what is made of a network's new weights."""
+
+    def copies(self, network: str) -> list[Any]:
+        """Return the compute copies of a network's weights (`stylegan_lite.step.weights.Entry`)."""
+        return []
+
+    def passes(self, phase: str) -> int:
+        """Return how often a phase passes through the network that it trains."""
+        return 1
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager:

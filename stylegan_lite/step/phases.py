@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from stylegan_lite.step import fills, micro, recompute
 from stylegan_lite.step.compiled import Compiled
 from stylegan_lite.step.data import make_feed
 from stylegan_lite.step.inputs import PhaseInputs
-from stylegan_lite.step.pair import CYCLE, Input, Pair, Work, autocast, run_under, trained
+from stylegan_lite.step.pair import CYCLE, Hooks, Input, Pair, Work, autocast, run_under, trained
 from stylegan_lite.step.parallel import ParallelStreams
 from stylegan_lite.step.ranks import Ranks
 from stylegan_lite.step.scaling import LEAST, LossScale
@@ -56,13 +56,14 @@ class Phases:
         torch.manual_seed(seed)
         self.dtype = torch.float64 if recipe.precision == "fp64" else torch.float32
         self.memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
-        self.pair: Any = make()
-        pair = self.pair
+        pair: Any = make()
+        self.pair = pair
+        self.hooks = pair if isinstance(pair, Hooks) else Hooks()
         self.order = tuple(phase.name for phase in pair.phases)
         self.owners = {phase.name: phase.network for phase in pair.phases}
         self.kinds = {phase.name: phase for phase in pair.phases}
         # Whether a phase may move buffers of a network that it does not train, as batch norm's.
-        self.lets_buffers_move = not getattr(pair, "holds_buffers", False)
+        self.lets_buffers_move = not self.hooks.holds_buffers
         # The last phase that runs in every step: averages move behind it.
         self.last = [phase.name for phase in pair.phases if not phase.is_lazy][-1]
         self.networks: dict[str, nn.Module] = {}
@@ -78,12 +79,13 @@ class Phases:
             name: copy.deepcopy(self.networks[name]).requires_grad_(False) for name in pair.averages
         }
         self.work = Work(functools.partial(autocast, device, recipe.precision), mean=self.ranks.mean)
-        if hasattr(pair, "begin"):
-            pair.begin(self.work)
-        else:
+        self.hooks.begin(self.work)
+        if not self.hooks.autocasts:
             for network in (*self.networks.values(), *self.averages.values()):
                 run_under(network, self.work)
-        self.blocks = recompute.Blocks(pair) if recipe.checkpointing and hasattr(pair, "blocks") else None
+        self.blocks: recompute.Blocks | None = None
+        if recipe.checkpointing and not self.hooks.recomputes:
+            self.blocks = recompute.Blocks(pair)
         self.copies = {
             self.networks[name]: ComputeWeights(self.networks[name], self._entries(name)) for name in names
         }
@@ -111,6 +113,7 @@ class Phases:
             self.compiled = Compiled(recipe, lambda phase: self._loss(phase), once)
         self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self.fills: dict[str, fills.Fills] = {}  # by graph, if the recipe asks for them
+        self.unreached: dict[str, list[Tensor]] = {}  # by phase: weights that its loss does not reach
         self.count = 0  # steps done
         self.updating = False  # whether a step has begun to change the networks and is not done
         self.prepared = False
@@ -138,9 +141,9 @@ class Phases:
         self.work.scales = value
 
     @property
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> Mapping[str, Tensor]:
         """Return the pair's own tensors that training changes beside networks, by name."""
-        return getattr(self.pair, "state", {})
+        return self.hooks.state
 
     # Running
 
@@ -211,6 +214,7 @@ class Phases:
         network, optimizer = self._trained(phase)
         self._free(phase)
         self._zero_grad(network, optimizer)
+        self._forget(phase)
         if self.parallel and phase == self.last:  # The averaged network stands still in this phase.
             with self.parallel.branch.fork():
                 self._update_ema()
@@ -223,6 +227,8 @@ class Phases:
         finally:  # One network's phases may pass through another, too.
             if early is not None:
                 network.notice = None
+        if phase not in self.unreached:
+            self.unreached[phase] = [p for p in self.weights[self.owners[phase]] if p.grad is None]
         if not self.recipe.fused_update:
             self.copies[network].hand_over()
         self.ranks.reduce(phase, self.owners[phase], lambda: self._read(network, optimizer), loss)
@@ -235,10 +241,17 @@ class Phases:
             self.loss[phase].copy_(loss)
         if not self.recipe.fused_update:
             self.copies[network].refresh()
-        if hasattr(self.pair, "after_update"):
-            self.pair.after_update(self.owners[phase])
+        self.hooks.after_update(self.owners[phase])
         if phase == self.last and not self.parallel:
             self._update_ema()
+
+    def _forget(self, phase: str) -> None:
+        """Leave weights that a phase does not reach without a gradient, so that momentum does not move them in it."""
+        if self.hooks.updates_all:
+            return
+        known = self.unreached.get(phase, self.weights[self.owners[phase]])  # the first run shows which
+        for weight in known:
+            weight.grad = None
 
     def _free(self, phase: str) -> None:
         """Let the phase's network have gradients, and no other. Say what backward runs once more."""
@@ -248,17 +261,18 @@ class Phases:
                 weight.requires_grad_(free)
             self.copies[self.networks[name]].requires_grad_(free)
         again = self.recipe.checkpointing and not self.kinds[phase].twice
-        if hasattr(self.pair, "recompute"):
-            self.pair.recompute(again)
-        elif self.blocks is not None:
+        self.hooks.recompute(again)
+        if self.blocks is not None:
             self.blocks.on = again
 
     def _backward(self, phase: str, network: nn.Module, scale: LossScale | None) -> Tensor:
         """Run the loss of a phase and its backward pass, micro-batch by micro-batch. Return the loss of the batch."""
         parts = self._parts(phase)
         self.work.mean = self.ranks.mean if parts == 1 else micro.Gathered(parts, self.ranks.mean)
-        if parts > 1 and hasattr(self.pair, "gather"):
-            self.pair.gather(phase, [self.given[phase].take(k, parts) for k in range(parts)], self.ranks.mean)
+        if parts > 1:
+            self.hooks.gather(
+                phase, [self.given[phase].take(k, parts) for k in range(parts)], self.ranks.mean
+            )
         total: Tensor | None = None
         for k in range(parts):
             if self.compiled is not None and phase in self.compiled.functions:
@@ -282,7 +296,7 @@ class Phases:
         """
         if not (self.parallel and self.recipe.fused_update) or self.kinds[phase].twice:
             return None
-        passes = self._parts(phase) * self.pair.passes(phase)
+        passes = self._parts(phase) * self.hooks.passes(phase)
         if not passes == self.ranks.size == 1 or self.scales or self.keep_gradients:
             return None
 
@@ -417,7 +431,7 @@ class Phases:
 
     def _entries(self, name: str) -> list[Any]:
         """Return the weights with compute copies: none unless the recipe and the pair have some."""
-        return self.pair.copies(name) if self.recipe.weights == "once" else []
+        return self.hooks.copies(name) if self.recipe.weights == "once" else []
 
     def _optimizer(self, name: str) -> torch.optim.Optimizer:
         """Return the pair's optimizer of a network. Adam and AdamW are made anew, as the recipe has them."""

@@ -166,7 +166,7 @@ class Blocks:
     def __init__(self, pair: Any) -> None:
         self.on, self.runs = False, 0  # runs: of blocks in backward
         for name in dict.fromkeys(phase.network for phase in pair.phases):
-            for block in pair.blocks(name):
+            for block in getattr(pair, "blocks", lambda network: [])(name):
                 self._wrap(block)
 
     def _wrap(self, block: torch.nn.Module) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ def global_flags(recipe: Recipe) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def settings(recipe: Recipe, optimizer: torch.optim.Optimizer, own: dict[str, Any]) -> dict[str, Any]:
+def settings(recipe: Recipe, optimizer: torch.optim.Optimizer, own: Mapping[str, Any]) -> dict[str, Any]:
     """Return precision flags, cuDNN's flags, an optimizer's settings, the pair's ``own``, and threads as plain data.
 
     Precision flags are read through the new API only: mixing it with the old API raises.
@@ -45,7 +45,7 @@ def settings(recipe: Recipe, optimizer: torch.optim.Optimizer, own: dict[str, An
         return _settings(recipe, optimizer, own)
 
 
-def _settings(recipe: Recipe, optimizer: torch.optim.Optimizer, own: dict[str, Any]) -> dict[str, Any]:
+def _settings(recipe: Recipe, optimizer: torch.optim.Optimizer, own: Mapping[str, Any]) -> dict[str, Any]:
     cudnn = torch.backends.cudnn
     group = optimizer.param_groups[0]
     found = {

@@ -87,7 +87,7 @@ class TrainingStep(Phases):
     def settings(self) -> dict[str, Any]:
         """Return PyTorch's defaults in force and the optimizers' settings, as plain data."""
         first = next(iter(self.optimizers.values()))
-        return settings(self.recipe, first, getattr(self.pair, "settings", {}))
+        return settings(self.recipe, first, self.hooks.settings)
 
     def close(self) -> None:
         """End data workers and free graphs."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = {"dcgan": ("width=4", "batch=4", "z_dim=8")}
+TINY = {"dcgan": ("width=4", "batch=4", "z_dim=8"), "vocoder": ("width=8", "batch=2", "samples=256")}
 
 
 def ladder(*arguments, cwd=ROOT):
@@ -37,6 +37,12 @@ def test_an_example_climbs_with_receipts_and_parity(name, tmp_path):
     assert len(result["workload"]["pair"]) == 16
     checked = ladder("validate", stored)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_the_page_has_the_whole_adapter():
+    page = (ROOT / "docs" / "your-pair.md").read_text(encoding="utf-8")
+    code = (ROOT / "examples" / "pairs" / "dcgan.py").read_text(encoding="utf-8")
+    assert f"```python\n{code}```\n" in page and 40 <= len(code.splitlines()) <= 120
 
 
 def test_a_pair_is_shown_with_the_rungs_that_apply():
