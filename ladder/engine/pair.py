@@ -6,6 +6,7 @@ each phase runs a few times under a dispatch mode, which sees what a loss must n
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import traceback
@@ -20,11 +21,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ladder.core.plain import Plain
 from ladder.core.protocol import CYCLE_STEPS
+from ladder.receipts import share
+from ladder.receipts.watch import Watch
 from stylegan_lite import make_step
 from stylegan_lite.config import ConfigError, PairWorkload
 from stylegan_lite.step import Input, Phase, TrainingStep, loading, saving
+from stylegan_lite.step.pair import HALVES
 from stylegan_lite.step.phases import is_adam
 
+PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm")
+REACHED = 0.9  # of the bytes that convolutions read, as the receipt of channels_last wants it
 RUNS = 3  # of each phase, on other numbers each time
 MEMBERS = ("networks", "phases", "averages", "inputs", "loss", "optimizer")
 SOURCES = ("normal", "uniform", "labels", "images", "batch", "index")
@@ -79,10 +85,13 @@ def describe_pair(model: Sequence[str], settings: Plain, device: str, seed: int)
             facts = list_facts(step, branch)
         finally:
             step.close()
+        refuse_single(fields, device, seed)
+        facts["conv2d"] = facts["conv2d"] or find_layout_problem(fields, device, seed)
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(loading.locate(error, folder)) from error
+        line = loading.locate(error, folder)
+        raise ConfigError(line if line.startswith(model[1]) else f"{where}: {line}") from error
     return {"name": model[1].removesuffix(".py").split(".")[-1].lower(), "fields": fields, "facts": facts}
 
 
@@ -103,7 +112,9 @@ def check_members(pair: Any, where: str) -> None:
             f"{where} returned {type(pair).__name__} without {lacks[0]!r}, which a pair must have"
         )
     networks, phases = pair.networks, list(pair.phases)
-    if not isinstance(networks, dict) or not all(isinstance(each, nn.Module) for each in networks.values()):
+    if not isinstance(networks, (dict, nn.ModuleDict)) or not all(
+        isinstance(each, nn.Module) for each in networks.values()
+    ):
         raise ConfigError(f"{where}: networks must be a dict of modules by name")
     if not phases or not all(isinstance(phase, Phase) for phase in phases):
         raise ConfigError(f"{where}: phases must be a list of stylegan_lite.step.Phase, one or more")
@@ -241,6 +252,10 @@ class Purity(TorchDispatchMode):
             self.note("a mask as an index waits for the device in every step")
         elif name in WAITS:
             self.note(f"{WAITS[name]} waits for the device in every step")
+        elif name in PRODUCTS and any(
+            isinstance(each, Tensor) and each.dtype in HALVES.values() for each in args
+        ):
+            self.note(f"{name} computes in half precision by itself: leave autocast to the step")
         elif torch.Tag.nondeterministic_seeded in func.tags:
             self.note(f"{name} draws random numbers: declare them as an Input, so that every step draws anew")
         elif func._schema.is_mutable and torch._C._current_autograd_node() is None:
@@ -391,6 +406,42 @@ def list_facts(step: TrainingStep, branch: str | None) -> Plain:
         "phases": [f"{each.name} trains {each.network}" for each in step.pair.phases],
         "weights": {name: sum(p.numel() for p in each.parameters()) for name, each in step.networks.items()},
     }
+
+
+def find_layout_problem(fields: Plain, device: str, seed: int) -> str | None:
+    """Return why channels_last does not reach a pair's convolutions, or None. Its losses run once with it."""
+    watch = Watch()
+    run_losses(fields, {"channels_last": True}, device, seed, watch)
+    reached = share(watch.inputs["forward"], "nhwc", of=("nhwc", "nchw", "other"))
+    if reached > REACHED:
+        return None
+    return f"its convolutions get only {reached:.0%} of their images in that layout: what is before them makes another"
+
+
+def refuse_single(fields: Plain, device: str, seed: int) -> None:
+    """Raise ConfigError if a pair's losses cannot run in FP64, where parity's reference does."""
+    try:
+        run_losses(fields, {"precision": "fp64"}, device, seed, contextlib.nullcontext())
+    except Exception as error:
+        where = loading.locate(error, fields["model"][0])
+        raise ConfigError(
+            f"{where} (in FP64, as parity's reference: give constants the dtype of inputs)"
+        ) from error
+
+
+def run_losses(
+    fields: Plain, recipe: Plain, device: str, seed: int, around: contextlib.AbstractContextManager
+) -> None:
+    """Run the loss of each phase once by a recipe, in a context."""
+    step = make_step(fields, recipe, device=device, seed=seed)
+    try:
+        for phase in step.order:
+            step.feed.next()
+            step._fill(phase)
+            with around:
+                step._loss(phase)
+    finally:
+        step.close()
 
 
 def _is_mask(index: Any) -> bool:

@@ -81,7 +81,7 @@ def check_images(step: TrainingStep) -> list[str]:
     Returns one message for the first wrong image, else [].
     """
     if step.real is None:
-        return []
+        return check_batches(step)
     w, feed, on_gpu = step.workload, step.feed, getattr(step.recipe, "gpu_decode", False)
     source: Any = RandomImages(w.resolution, True, w.batch)
     if w.data is not None:
@@ -112,6 +112,18 @@ def check_images(step: TrainingStep) -> list[str]:
         done += 1
         if done == len(source) // w.batch:
             epoch, done = epoch + 1, 0
+    return []
+
+
+def check_batches(step: TrainingStep) -> list[str]:
+    """Check the next batches of a pair's own against what it returns for their numbers."""
+    ranks = step.ranks
+    for _ in range(BATCHES if step.data else 0):
+        expected = step.pair.batch(step.seed * 1_000_003 + step.feed.number)
+        step.feed.next()
+        for name, buffer in step.data.items():
+            if not torch.equal(buffer.cpu(), expected[name][ranks.rank :: ranks.size].to(buffer.dtype)):
+                return [f"{name} is not the pair's batch of this number"]
     return []
 
 

@@ -17,7 +17,7 @@ during a quarter of the step. Keep that in mind on the way up: faster kernels ga
 them any sooner.
 """
 
-from ladder.receipts import Receipt, judge, share, total
+from ladder.receipts import Receipt, judge, pair_of, share, total
 
 title = "FP32 baseline"
 change: dict[str, object] = {}
@@ -49,7 +49,8 @@ def receipt(seen: dict) -> Receipt:
     if recipe["precision"] == "fp32":
         checks.append((full == 1 if seen["flops"] else None, f"convolution FLOPs in FP32: {full:.3f}"))
     if not recipe["channels_last"] and total(seen["inputs"]):
-        checks.append((nchw > 0.9, f"convolution inputs in NCHW: {nchw:.2f} of bytes"))
+        judged = nchw > 0.9 if pair_of(seen)["own"] else None  # a user's code may lay out its images itself
+        checks.append((judged, f"convolution inputs in NCHW: {nchw:.2f} of bytes"))
     if not recipe["set_to_none"]:
         kept = seen["gradients"]["kept"]
         checks.append((kept > 0, f"gradients kept by zero_grad: {kept}"))

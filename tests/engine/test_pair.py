@@ -70,6 +70,12 @@ BAD = {
         f"        inputs.z.sum().item()\n{RETURN}",
         ".item() waits for the device",
     ),
+    "own autocast": (
+        RETURN,
+        f"        torch.mm(inputs.z.bfloat16(), inputs.z.bfloat16().t())\n{RETURN}",
+        "leave autocast to the step",
+    ),
+    "single precision": (RETURN, f"        torch.mm(inputs.z, torch.ones(4, 4))\n{RETURN}", "in FP64"),
     "masks": (RETURN, f"        inputs.z[inputs.z > 0].sum()\n{RETURN}", "a mask as an index waits"),
     "draws": (RETURN, f"        torch.randn(3)\n{RETURN}", "draws random numbers"),
     "drops out": (RETURN, f"        nn.functional.dropout(inputs.z)\n{RETURN}", "draws random numbers"),

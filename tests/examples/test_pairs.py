@@ -24,11 +24,15 @@ def with_model(name):
 @pytest.mark.parametrize("name", TINY)
 def test_an_example_climbs_with_receipts_and_parity(name, tmp_path):
     quick = ["--rungs", "baseline,channels_last,fused_adam", "--generations", 1, "--cycles", 1]
+    lacks = {"vocoder": ["channels_last"]}.get(
+        name, []
+    )  # weight norm makes weights, and folding images, in NCHW
     done = ladder("run", *with_model(name), *quick, "--out", tmp_path, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["workload"]["name"], result["ladder"]["name"]) == (name, "pair")
-    for rung in result["rungs"]:
+    assert [rung["name"] for rung in result["rungs"] if rung["status"] == "n/a"] == lacks
+    for rung in (rung for rung in result["rungs"] if rung["name"] not in lacks):
         assert rung["status"] == "ok" and not rung["parity"]["problems"]
         assert all(receipt["engaged"] for receipt in rung["receipts"].values())
         assert {"loss", "gradient", "update"} <= rung["parity"]["phases"]["D_main"].keys()
