@@ -23,6 +23,7 @@ from ladder.core.plain import Plain
 from ladder.core.protocol import CYCLE_STEPS
 from ladder.receipts import share
 from ladder.receipts.watch import Watch
+from ladder.rungs.channels_last import REACHED
 from stylegan_lite import make_step
 from stylegan_lite.config import ConfigError, PairWorkload
 from stylegan_lite.step import Input, Phase, TrainingStep, loading, saving
@@ -30,7 +31,6 @@ from stylegan_lite.step.pair import HALVES
 from stylegan_lite.step.phases import is_adam
 
 PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm")
-REACHED = 0.9  # of the bytes that convolutions read, as the receipt of channels_last wants it
 RUNS = 3  # of each phase, on other numbers each time
 MEMBERS = ("networks", "phases", "averages", "inputs", "loss", "optimizer")
 SOURCES = ("normal", "uniform", "labels", "images", "batch", "index")
@@ -81,8 +81,7 @@ def describe_pair(model: Sequence[str], settings: Plain, device: str, seed: int)
         }
         step = make_step(fields, {}, device=device, seed=seed)
         try:
-            branch = check_losses(step, folder)
-            facts = list_facts(step, branch)
+            facts = list_facts(step) | check_losses(step, folder)
         finally:
             step.close()
         refuse_single(fields, device, seed)
@@ -303,15 +302,28 @@ class Deciding(TorchFunctionMode):
             self.purity.deciding = False
 
 
-def check_losses(step: TrainingStep, folder: str) -> str | None:
-    """Run each phase's loss and backward a few times. Return where a loss branches on a tensor's value, or None.
+def check_losses(step: TrainingStep, folder: str) -> Plain:
+    """Run each phase's loss and backward a few times. Return the facts that this shows, as `list_facts` does.
 
     Raises ConfigError for the first thing that a loss must not do. The step is left as it was.
     """
     before = copy.deepcopy(step.state_dict())
     branches = [check_phase_loss(step, phase, folder) for phase in step.order]
+    branch = next((branch for branch in branches if branch), None)
+    moved = (
+        f"{name}.{key}"
+        for name, network in step.networks.items()
+        for key, buffer in network.named_buffers()
+        if not torch.equal(buffer, before[name].get(key, buffer))
+    )
+    first = next(moved, None)
     saving.load_model(step, before)
-    return next((branch for branch in branches if branch), None)
+    return {
+        "graphs": None if branch is None else f"{branch}a branch on a tensor's value cannot be captured",
+        "split": None
+        if first is None
+        else f"{first} moves in every forward pass, so parts are another algorithm",
+    }
 
 
 def check_phase_loss(step: TrainingStep, phase: str, folder: str) -> str | None:
@@ -381,28 +393,23 @@ CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 OTHERS = (nn.Conv1d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose3d)
 
 
-def list_facts(step: TrainingStep, branch: str | None) -> Plain:
+def list_facts(step: TrainingStep) -> Plain:
     """Return what decides which rungs apply: {what a rung may need: None, or one line why it is not there}."""
-    trained = {name: step.networks[name] for name in step.optimizers}
-    modules = {
-        f"{name}.{key}": each for name, network in trained.items() for key, each in network.named_modules()
-    }
-    norms = [f"{key} ({type(each).__name__})" for key, each in modules.items() if _takes_statistics(each)]
-    others = sorted({type(each).__name__ for each in modules.values() if isinstance(each, OTHERS)})
-    flat = any(isinstance(each, CONVOLUTIONS) for each in modules.values())
+    modules = [each for name in step.optimizers for each in step.networks[name].modules()]
+    others = sorted({type(each).__name__ for each in modules if isinstance(each, OTHERS)})
     foreign = [type(each).__name__ for each in step.optimizers.values() if not is_adam(each)]
     left = f", and {', '.join(others)} have no such layout" if others else ""
+    flat = f"it has no two-dimensional convolutions to lay out{left}"
+    once = [phase.network for phase in step.pair.phases if not phase.twice]
+    has = hasattr(step.pair, "blocks")
+    blocks = None if has else "it has no blocks(network) that could run once more"
+    if has and not any([*step.pair.blocks(name)] for name in once):
+        blocks = "no network of a phase that is differentiated once has blocks"
     return {
         "images": None if step.real is not None else "it reads none of the workload's images",
         "adam": f"its optimizer is {foreign[0]}, no Adam" if foreign else None,
-        "blocks": None
-        if hasattr(step.pair, "blocks")
-        else "it has no blocks(network) that could run once more",
-        "conv2d": None if flat else f"it has no two-dimensional convolutions to lay out{left}",
-        "split": f"{norms[0]} takes statistics over the batch: parts of it are another algorithm"
-        if norms
-        else None,
-        "graphs": None if branch is None else f"{branch}a branch on a tensor's value cannot be captured",
+        "blocks": blocks,
+        "conv2d": None if any(isinstance(each, CONVOLUTIONS) for each in modules) else flat,
         "phases": [f"{each.name} trains {each.network}" for each in step.pair.phases],
         "weights": {name: sum(p.numel() for p in each.parameters()) for name, each in step.networks.items()},
     }
@@ -413,7 +420,7 @@ def find_layout_problem(fields: Plain, device: str, seed: int) -> str | None:
     watch = Watch()
     run_losses(fields, {"channels_last": True}, device, seed, watch)
     reached = share(watch.inputs["forward"], "nhwc", of=("nhwc", "nchw", "other"))
-    if reached > REACHED:
+    if reached > REACHED[False]:
         return None
     return f"its convolutions get only {reached:.0%} of their images in that layout: what is before them makes another"
 
@@ -444,9 +451,9 @@ def run_losses(
         step.close()
 
 
+def _are_modules(values: Any) -> bool:
+    return all(isinstance(each, nn.Module) for each in values)
+
+
 def _is_mask(index: Any) -> bool:
     return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
-
-
-def _takes_statistics(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
