@@ -26,8 +26,9 @@ from ladder.plan.variants import Examination
 from ladder.receipts import Receipt, evidence, judge
 from ladder.receipts.evidence import replace_method, synchronize_device, watch_data
 from ladder.receipts.watch import Crossing, name_layout
-from stylegan_lite import layers, losses, ranks
+from stylegan_lite import layers, losses
 from stylegan_lite.ops import GAIN, SLOPE
+from stylegan_lite.step import ranks
 
 COMPILER = "inductor"  # tests, which have no time to compile, take "eager"
 ENDLESS = 1_000_000  # compilations of one function: Dynamo gives up after eight
