@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.common.needed import will_execute
 from kernels.dispatch import can_run_fused
 
 MOST = 1024  # shapes that are kept for an op
@@ -48,12 +47,3 @@ def remember(known: dict[Hashable, Any], key: Hashable, call: Any) -> None:
     if len(known) >= MOST:
         known.clear()
     known[key] = call
-
-
-def is_needed(ctx: Any, place: int) -> bool:
-    """Return whether the running backward pass uses the gradient of the tensor at this place among a call's tensors.
-
-    `ctx.needs_input_grad` says whether any pass could. See `needed` in `kernels/common/needed.py`.
-    """
-    node = ctx.next_functions[place][0]
-    return node is not None and will_execute(node)
