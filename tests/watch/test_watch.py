@@ -308,3 +308,10 @@ for number in range(14):
     findings = read_findings(tmp_path)
     assert {"recompilations", "graph_breaks"} <= findings.keys(), err
     assert {*findings["recompilations"]["where"]} <= {f"train.py:{line}" for line in (5, 6, 7)}
+
+
+def test_a_program_is_not_started_where_its_observation_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('began')\n")
+    (tmp_path / "file").write_text("")
+    status, out, err = run_watch(tmp_path, "--out", "file/watch.json", "--", sys.executable, "train.py")
+    assert (status, out) == (2, "") and "file: cannot be written" in err, err
