@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from ladder.core import options
+from ladder.core import files, options
 from ladder.core.errors import UserError
 from ladder.core.plain import Plain
 from ladder.core.records import read_record, write_record
@@ -84,6 +84,7 @@ def watch(
 
 def run_watched(command: list[str], settings: Plain, out: Path) -> int:
     """Run a command under the watch, print its report, and return the exit status. Raises UserError."""
+    files.refuse_unwritable(out.parent)
     with tempfile.TemporaryDirectory(prefix="ladder-watch-") as folder:
         path = Path(folder) / "observation.json"
         paths = [str(INSIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -105,14 +106,16 @@ def run_watched(command: list[str], settings: Plain, out: Path) -> int:
         if not path.exists():
             click.echo(f"ladder: {describe_miss(Path(f'{path}.claim'), command)}", err=True)
             return wait_for_end(child) or 2
-        shutil.copyfile(path, out)
-        click.echo(render_report(read_observation(out)), err=True)
-        page = format_command("watch", "--report", shorten_path(out), "--html", "page.html")
-        click.echo(f"the observation: {shorten_path(out)}; as a page: `{page}`", err=True)
-        if settings["stop"]:
-            end_program(child)
-            return 0
-        return wait_for_end(child)
+        try:
+            shutil.copyfile(path, out)
+            click.echo(render_report(read_observation(out)), err=True)
+            page = format_command("watch", "--report", shorten_path(out), "--html", "page.html")
+            click.echo(f"the observation: {shorten_path(out)}; as a page: `{page}`", err=True)
+        finally:  # the program goes on whatever becomes of its report
+            if settings["stop"]:
+                end_program(child)
+            status = wait_for_end(child)
+        return 0 if settings["stop"] else status
 
 
 def wait_for_end(child: subprocess.Popen[bytes]) -> int:
@@ -223,7 +226,6 @@ def render_report(seen: Observation) -> str:
 
 def write_page(seen: Observation, path: Path) -> None:
     """Write the report as a page, whole or not at all."""
-    from ladder.core import files
     from ladder.show.page import Bar, Bars, Block, Code, Fold, Head, Part, Section, render_page
 
     timed = [each for each in list_findings(seen) if each.ms is not None]

@@ -183,6 +183,11 @@ class Observation(Record, kw_only=True):
         """Return the time that the GPU works in a step; None on a CPU."""
         return sum(each.busy_us for each in self.idle) / 1e3 / self.idle_steps if self.idle else None
 
+    @property
+    def waiting_ms(self) -> float:
+        """Return how much of a step may be lost by waiting: on a GPU, no more than it has nothing to do."""
+        return self.step_ms if self.busy_ms is None else max(self.step_ms - self.busy_ms, 0.0)
+
     def measure(self, rows: Iterable[Row]) -> float:
         """Return milliseconds a step. Under a profiler operators of a CPU last longer: at most the step itself."""
         scale = 1.0
@@ -298,14 +303,14 @@ def find_layout_conversions(seen: Observation) -> Answer:
 
 
 def find_idle_gpu(seen: Observation) -> Answer:
-    if seen.busy_ms is None or (idle := seen.step_ms - seen.busy_ms) < IDLE * seen.step_ms:
+    if seen.busy_ms is None or seen.waiting_ms < IDLE * seen.step_ms:
         return None
     phases = sorted(seen.idle, key=lambda each: -each.idle_us)
     stops = [f"the synchronization at {each.line}" for each in list_synchronizations(seen)[:3]]
     stops += dict.fromkeys(f"{e.name} without `capturable=True`" for e in seen.optimizers if not e.capturable)
     count = f"{sum(each.kernels for each in phases) / seen.idle_steps:,.0f}"
     texts = count, f"; in the way: {', '.join(stops)}" if stops else ""
-    return Loss([seen.optimizers[each.phase].line for each in phases if each.idle_us], idle, texts)
+    return Loss([seen.optimizers[each.phase].line for each in phases if each.idle_us], seen.waiting_ms, texts)
 
 
 def list_synchronizations(seen: Observation) -> list[Synchronization]:
@@ -321,20 +326,21 @@ def list_synchronizations(seen: Observation) -> list[Synchronization]:
 
 def find_synchronizations(seen: Observation) -> Answer:
     rows = list_synchronizations(seen)
-    ms = max(LEAST * seen.step_ms, sum(each.us for each in rows) / 1e3 / seen.window) if seen.gpu else None
+    waited = min(sum(each.us for each in rows) / 1e3 / seen.window, seen.waiting_ms)
+    ms = max(LEAST * seen.step_ms, waited) if seen.gpu else None
     calls = ", ".join(dict.fromkeys(each.call for each in rows))
     return Loss(list(dict.fromkeys(each.line for each in rows)), ms, [calls]) if rows else None
 
 
 def find_slow_loader(seen: Observation) -> Answer:
-    if (ms := sum(each.wait_ms for each in seen.loaders)) < WAITING * seen.step_ms:
+    if (ms := min(sum(each.wait_ms for each in seen.loaders), seen.waiting_ms)) < WAITING * seen.step_ms:
         return None
     slowest = max(seen.loaders, key=lambda each: each.wait_ms)
     more = min(max(2 * slowest.workers, 4), seen.cores)
     do = f"`num_workers={more}, persistent_workers=True`{', `pin_memory=True`' if seen.gpu else ''}"
     if slowest.workers >= seen.cores:
         do = f"less work for each image: {slowest.workers} workers share {seen.cores} cores"
-    return Loss([slowest.line], min(ms, seen.step_ms), [str(slowest.workers), do])
+    return Loss([slowest.line], ms, [str(slowest.workers), do])
 
 
 def find_unfused_optimizer(seen: Observation) -> Answer:

@@ -57,7 +57,7 @@ CASES: list[tuple[dict[str, Any], str, list[str], float | None]] = [
      "layout_conversions", ["net.py:3"], 2.0),
     ({"idle": [{"phase": 0, "busy_us": 16_000.0, "idle_us": 24_000.0, "kernels": 12_000}]},
      "idle_gpu", ["train.py:34"], 6.0),
-    ({"synchronizations": [SYNC]}, "synchronizations", ["train.py:12"], 2.0),
+    ({"synchronizations": [SYNC]}, "synchronizations", ["train.py:12"], 0.5),  # for so long the GPU waits
     ({"rows": [make_row(8000.0, kernel="Memcpy HtoD (Pageable -> Device)")]}, "pageable_copies", ["train.py:10"], 2.0),
     ({"rows": [make_row(8000.0, op="aten::mm", top="ConvolutionBackwardBackward0", line="net.py:3")]},
      "double_backward", ["net.py:3"], 2.0),
@@ -77,6 +77,9 @@ INNOCENT: list[dict[str, Any]] = [
     {"rows": [make_row(9000.0, kernel="Memcpy HtoD (Pinned -> Device)")]},
     {"synchronizations": [SYNC | {"via": "grad_scaler"}, SYNC | {"calls": 1}]},
     {"parallels": [PARALLEL]},
+    {
+        "loaders": [{"line": "train.py:8", "workers": 8, "waits_ms": [9.0] * 20, "steps": 20}]
+    },  # the GPU is busy
     {"walls_ms": [10.0, 14.0, 9.0, 30.0] * 15, "idle": []},
     {"walls_ms": [10.0] * 50 + [90.0] * 10},
     {"graphs": {"train.py:20": [3, 9, 3, 9]}},

@@ -191,6 +191,34 @@ def test_planted_mistakes_are_found_at_their_lines_and_their_clean_twins_have_no
     assert named.keys() == expected.keys(), named
 
 
+GPU = """
+torch.backends.cudnn.allow_tf32 = True
+D = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.LeakyReLU(0.2), nn.Conv2d(64, 64, 3, padding=1)).cuda()
+opt = torch.optim.Adam(D.parameters(), fused=True, capturable=True)
+for number in range(80):
+    real = torch.randn(8, 3, 256, 256).to("cuda")  # pageable_copies: real = torch.randn(8, 3, 256, 256, device="cuda")
+    real.requires_grad_(True)
+    judged = D(real)  # double_backward: judged = D(real)
+    (slope,) = torch.autograd.grad(judged.sum(), real, create_graph=True)
+    loss = judged.mean() + slope.square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    torch.cuda.synchronize()  # synchronizations: pass
+"""
+
+
+@pytest.mark.gpu
+def test_a_gpus_kernels_copies_and_synchronizations_have_their_lines(tmp_path: Path) -> None:
+    planted = write_script(tmp_path, GPU, is_clean=False)
+    status, _, err = run_watch(tmp_path, "--", sys.executable, "train.py")
+    assert status == 0, err
+    findings = read_findings(tmp_path)
+    for name, line in planted.items():
+        assert f"train.py:{line}" in findings[name]["where"], err
+    assert json.loads((tmp_path / "watch.json").read_text())["idle"], err
+
+
 # --- the user's program stays as it is --------------------------------------------------------------------------------
 
 TINY = """
@@ -308,3 +336,10 @@ for number in range(14):
     findings = read_findings(tmp_path)
     assert {"recompilations", "graph_breaks"} <= findings.keys(), err
     assert {*findings["recompilations"]["where"]} <= {f"train.py:{line}" for line in (5, 6, 7)}
+
+
+def test_a_program_is_not_started_where_its_observation_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('began')\n")
+    (tmp_path / "file").write_text("")
+    status, out, err = run_watch(tmp_path, "--out", "file/watch.json", "--", sys.executable, "train.py")
+    assert (status, out) == (2, "") and "file: cannot be written" in err, err

@@ -239,16 +239,12 @@ class Watch:
 
     # -- steps
 
-    def has_gpu(self) -> bool:
-        """Return whether this process uses a GPU."""
-        return bool(self.torch.version.cuda and self.torch.cuda.is_initialized())
-
     def after_step(self, optimizer: Any, *_: Any) -> None:
         """Count a call of an optimizer's `step`. PyTorch calls it after each."""
         if self.is_done or self.torch.compiler.is_compiling():
             return
         try:
-            if self.has_gpu() and self.torch.cuda.is_current_stream_capturing():
+            if has_gpu(self.torch) and self.torch.cuda.is_current_stream_capturing():
                 self.is_captured = True
                 return
             self._count(optimizer)
@@ -328,7 +324,7 @@ class Watch:
         places = [place for place, sign in enumerate(self.signs) if sign == rarest]
         period = places[-1] - places[-2] if len(places) > 1 else 1
         self.length = self.steps or min(max(FEWEST_STEPS, period), MOST_STEPS)
-        self._open_window("idle" if self.has_gpu() else "stacks")
+        self._open_window("idle" if has_gpu(self.torch) else "stacks")
 
     def _sample_gradients(self) -> None:
         """Note, for some weights of each optimizer, when a gradient is computed."""
@@ -372,7 +368,7 @@ class Watch:
         return Counter(name_line(file, line or 1) for file, line in places if file)
 
     def _read_memory(self, key: str) -> int:
-        return int(self.torch.cuda.memory_stats().get(key, 0)) if self.has_gpu() else 0
+        return int(self.torch.cuda.memory_stats().get(key, 0)) if has_gpu(self.torch) else 0
 
     # -- windows
 
@@ -459,9 +455,14 @@ class Watch:
                 undo()
 
 
+def has_gpu(torch: Any) -> bool:
+    """Return whether this process uses a GPU."""
+    return bool(torch.version.cuda and torch.cuda.is_initialized())
+
+
 def synchronize(torch: Any) -> None:
     """Wait for the GPU if this process uses one."""
-    if torch.version.cuda and torch.cuda.is_initialized():
+    if has_gpu(torch):
         torch.cuda.synchronize()
 
 
@@ -505,7 +506,7 @@ def count_nodes(tensors: list[Any]) -> int:
 
 def describe_machine(torch: Any) -> Facts:
     """Return the machine, its software, and the settings of PyTorch in force."""
-    backends, is_gpu = torch.backends, bool(torch.version.cuda and torch.cuda.is_initialized())
+    backends, is_gpu = torch.backends, has_gpu(torch)
     return {
         "torch": torch.__version__, "python": sys.version.split()[0], "cores": len(os.sched_getaffinity(0)),
         "gpu": torch.cuda.get_device_name() if is_gpu else None,
@@ -573,10 +574,10 @@ class Operator:
     """One operator of a window: where it was called, what called it, and what of its inputs matters."""
 
     def __init__(self, event: Any, place: Place, above: Operator | None, owners: Owners) -> None:
-        self.name, (self.line, self.outer, self.via), self.above = event.name, place, above
+        self.name, (self.line, self.outer, self.via), self.above = event.name[:300], place, above
         self.start, self.thread = event.start_time_ns, event.start_tid
         self.own_us = event.duration_time_ns / 1e3
-        self.top: str = above.top if above else event.name
+        self.top: str = above.top if above else self.name
         self.node: Any = above.node if above else None
         self.owner: int = above.owner if above else NOBODY
         self.seq, self.phase, self.unused = -1, 0, False
@@ -683,7 +684,7 @@ class Digest:
         seq, kineto = event.extra_fields.sequence_number, self.events.get((event.start_time_ns, event.name))
         if event.name.startswith("autograd::engine::evaluate_function"):
             operator.node = (kineto.fwd_thread_id() if kineto else event.start_tid, seq)
-            operator.top = event.name.rpartition(" ")[2]
+            operator.top = event.name.rpartition(" ")[2][:300]
         elif "BACKWARD" not in str(event.extra_fields.scope):
             operator.seq = seq
         self.operators[event.start_time_ns, event.name] = operator
