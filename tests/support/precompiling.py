@@ -52,6 +52,10 @@ def forget():
             for value in vars(module).values():
                 if isinstance(value, JITFunction):
                     value.device_caches.clear()
+                elif hasattr(value, "cache_clear"):  # covers hold compiled kernels
+                    value.cache_clear()
+    if (launches := sys.modules.get("kernels.common.launches")) is not None:
+        launches._known.clear()
 
 
 def activation():
