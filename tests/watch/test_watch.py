@@ -169,6 +169,7 @@ def read_findings(folder: Path) -> dict[str, dict[str, object]]:
     return {each["id"]: each for each in json.loads(out)["findings"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body", [GAN, LOADER, PRECISION, UPDATES], ids=["gan", "loader", "precision", "updates"]
 )
