@@ -169,6 +169,7 @@ def read_findings(folder: Path) -> dict[str, dict[str, object]]:
     return {each["id"]: each for each in json.loads(out)["findings"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body", [GAN, LOADER, PRECISION, UPDATES], ids=["gan", "loader", "precision", "updates"]
 )
@@ -268,6 +269,17 @@ def test_a_training_that_is_too_short_never_steps_or_does_not_start_is_one_line(
         status, _, err = run_watch(tmp_path, *(["--"] if command else []), *command)
         assert status == expected and reason in err.splitlines()[-1], (command, err)
         assert not (tmp_path / "watch.json").exists()
+
+
+def test_a_notebook_watches_what_it_runs_next_as_often_as_it_asks(tmp_path: Path) -> None:
+    lines = ["import sys", f"sys.path.append({str(ROOT / 'ladder/watch/inside')!r})", "import torch"]
+    lines += ["from ladder_watch import watch", "watch('watch.json', skip=4, steps=2)"]
+    (tmp_path / "cell.py").write_text("\n".join([*lines, TINY.replace("sys.exit(7)", "")]))
+    for count in ("20", "21"):
+        subprocess.run([sys.executable, "cell.py", "1", count], cwd=tmp_path, check=True, capture_output=True)
+        status, out, err = run_watch(tmp_path, "--report", "watch.json")
+        assert status == 0 and "2 steps profiled after 4" in out, err
+        (tmp_path / "watch.json").unlink()
 
 
 def test_ctrl_c_and_termination_reach_the_program(tmp_path: Path) -> None:

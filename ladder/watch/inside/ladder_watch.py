@@ -55,6 +55,8 @@ def begin() -> None:
 
 def watch(path: str, skip: int = 40, steps: int | None = None) -> None:
     """Watch the training that this process, such as a notebook's, runs next; write the observation to `path`."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(f"{path}.claim")  # of an earlier call
     _attach(Watch(path, skip, steps))
 
 
