@@ -4,6 +4,7 @@ Settings: `width`, channels at the highest resolution; `batch`; `z_dim`. The pap
 """
 
 import itertools
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +56,7 @@ class DCGAN:
 
     def __init__(self, width: int, batch: int, z_dim: int) -> None:
         self.batch_size, self.z_dim = batch, z_dim
-        self.networks = {"G": Generator(width, z_dim), "D": Discriminator(width)}
+        self.networks: dict[str, Any] = {"G": Generator(width, z_dim), "D": Discriminator(width)}
         for network in self.networks.values():
             network.apply(draw_weights)
         self.phases = [Phase("D_main", "D"), Phase("G_main", "G")]

@@ -4,6 +4,7 @@ Settings: `size` of images, a power of two; `width`, channels of all resolutions
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -82,7 +83,7 @@ class R3GAN:
 
     def __init__(self, size: int, width: int, blocks: int, batch: int, z_dim: int, gamma: float) -> None:
         self.size, self.batch_size, self.z_dim, self.gamma = size, batch, z_dim, gamma
-        self.networks = {
+        self.networks: dict[str, Any] = {
             "G": Generator(size, width, blocks, z_dim),
             "D": Discriminator(size, width, blocks),
         }

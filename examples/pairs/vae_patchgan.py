@@ -4,6 +4,8 @@ The latents are normal, with a KL term, as in latent diffusion. Encoder and deco
 of the adversarial loss follows the gradients at the decoder's last layer. Settings: `size` of images; `width`; `batch`.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -72,7 +74,7 @@ class VAE:
 
     def __init__(self, size: int, width: int, batch: int) -> None:
         self.size, self.batch_size = size, batch
-        self.networks = {"G": Autoencoder(width), "D": PatchDiscriminator(width)}
+        self.networks: dict[str, Any] = {"G": Autoencoder(width), "D": PatchDiscriminator(width)}
         self.phases = [Phase("G_main", "G"), Phase("D_main", "D")]
         self.averages = {"G": 1000 * batch}
 

@@ -6,6 +6,7 @@ Its discriminators look at the signal folded by two periods, and at the signal i
 
 import itertools
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -95,7 +96,7 @@ class Vocoder:
 
     def __init__(self, width: int, batch: int, samples: int) -> None:
         self.batch_size, self.samples = batch, samples
-        self.networks = {"G": Generator(width), "D": Discriminator(max(4, width // 4))}
+        self.networks: dict[str, Any] = {"G": Generator(width), "D": Discriminator(max(4, width // 4))}
         self.phases = [Phase("D_main", "D"), Phase("G_main", "G")]
         self.averages: dict[str, float] = {}
 
