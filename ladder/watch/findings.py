@@ -147,6 +147,7 @@ class Observation(Record, kw_only=True):
     convolution: Precision
     anomaly: bool
     blocking: bool
+    repaired: bool = False  # second derivatives of convolutions are those of `fast_double_backward`
     walls_ms: Annotated[list[Real], Meta(min_length=2)]
     window: Positive
     busy_cores: Amount
@@ -262,6 +263,11 @@ def list_findings(seen: Observation) -> list[Finding]:
 def select(test: Callable[[Row], bool]) -> Search:
     """Return a search for the rows that pass a test."""
     return lambda seen: [each for each in seen.rows if test(each)]
+
+
+def find_double_backward(seen: Observation) -> Iterable[Row]:
+    """Return the work of PyTorch's own formula for the second derivative of a convolution."""
+    return [] if seen.repaired else [r for r in seen.rows if r.top.startswith("ConvolutionBackwardBackward")]
 
 
 def list_lines(find: Callable[[Observation], Sequence[str]]) -> Search:
@@ -432,9 +438,9 @@ def name_debug_modes(seen: Observation) -> str:
 
 FINDINGS: dict[str, Advice] = {
     "double_backward": Advice(
-        select(lambda row: row.top.startswith("ConvolutionBackwardBackward")),
+        find_double_backward,
         "the double backward of convolutions runs PyTorch's own formula, which is slow",
-        "`ladder export out --ops conv2d --package fastops`: `fastops.conv2d(x, weight, padding=1)`",
+        "`ladder export out --ops conv2d --package fastops`, then `fastops.fast_double_backward()` before the training",
         "biases whose second gradient is zero have p.grad None", "conv_double_backward"),
     "ieee_products": Advice(
         find_ieee_products, "products in IEEE FP32, without tensor cores",

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import kernels
 from ladder.core.records import read_record
 from ladder.watch.findings import FINDINGS, Observation, list_findings
+from ladder.watch.inside import ladder_watch
 from tests.support.commands import call, refused
 
 WGRAD = "sm80_xmma_wgrad_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nhwc"
@@ -72,6 +75,7 @@ CASES: list[tuple[dict[str, Any], str, list[str], float | None]] = [
 # near misses, none of which is a finding
 INNOCENT: list[dict[str, Any]] = [
     {},
+    {**CASES[6][0], "repaired": True},  # the double backward, by `fast_double_backward`
     {"rows": [make_row(300.0, kernel=SGEMM, op="aten::mm", dtype="float32")], "matmul": "ieee"},
     {"rows": [make_row(9000.0, kernel=WGRAD, op="aten::convolution_backward", dtype="bfloat16")]},
     {"rows": [make_row(9000.0, kernel="Memcpy HtoD (Pinned -> Device)")]},
@@ -102,6 +106,13 @@ def test_a_loss_is_found_with_its_line_and_the_time_at_stake(
 @pytest.mark.parametrize("fields", INNOCENT)
 def test_what_is_no_loss_is_no_finding(fields: dict[str, Any]) -> None:
     assert list_findings(read_observation(**fields)) == []
+
+
+def test_a_process_that_repairs_its_double_backward_is_known() -> None:
+    assert not ladder_watch.is_repaired(torch)
+    with kernels.fast_double_backward():
+        assert ladder_watch.is_repaired(torch)
+    assert not ladder_watch.is_repaired(torch)
 
 
 def test_the_largest_loss_comes_first_and_each_is_shown_in_every_form(tmp_path: Path) -> None:

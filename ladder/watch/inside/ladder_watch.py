@@ -517,7 +517,14 @@ def describe_machine(torch: Any) -> Facts:
         "convolution": read_precision(getattr(backends.cudnn, "conv", backends.cudnn)),
         "anomaly": torch.is_anomaly_enabled(),
         "blocking": os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "1",
+        "repaired": is_repaired(torch),
     }  # fmt: skip
+
+
+def is_repaired(torch: Any) -> bool:
+    """Return whether `fast_double_backward` of an exported package is on."""
+    operator = getattr(torch.ops.aten, "_convolution_double_backward", None)
+    return bool(getattr(operator, "fast_double_backward", {}).get("uses"))
 
 
 def read_precision(settings: Any) -> str:
