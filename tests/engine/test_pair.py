@@ -186,7 +186,7 @@ def test_a_module_of_a_package_is_imported_from_the_working_folder(tmp_path, mon
     place = find_model("some_package.gan:build", tmp_path)
     found = [pair.describe_pair(place, {}, "cpu", 0) for _ in range(2)]
     assert found[0] == found[1] and found[0]["name"] == "gan"
-    with pytest.raises(ConfigError, match="some_package.gone: ModuleNotFoundError"):
+    with pytest.raises(ConfigError, match=r"some_package\.gone: ModuleNotFoundError"):
         pair.describe_pair(find_model("some_package.gone:build", tmp_path), {}, "cpu", 0)
 
 
