@@ -120,6 +120,11 @@ def run_command(own: RunOptions, as_json: bool, **shared: Any) -> None:
 
 def list_next(result: Result) -> list[tuple[str, str]]:
     """Return the commands that go on from a whole staircase, each with what it answers."""
+    if "pair" in result.workload:
+        return [
+            ("ladder run --mode leave-one-out --model FILE", "what each rung is worth on top of all others"),
+            ("ladder report --html", "everything known of this machine on one page"),
+        ]
     if result.machine.device == "cpu":
         return [
             ("ladder doctor", "what this machine lacks for the other rungs"),

@@ -89,8 +89,7 @@ def describe_pair(model: Sequence[str], settings: Plain, device: str, seed: int)
     except ConfigError:
         raise
     except Exception as error:
-        line = loading.locate(error, folder)
-        raise ConfigError(line if line.startswith(model[1]) else f"{where}: {line}") from error
+        raise ConfigError(loading.locate(error, folder, where)) from error
     return {"name": model[1].removesuffix(".py").split(".")[-1].lower(), "fields": fields, "facts": facts}
 
 
@@ -134,8 +133,8 @@ def check_members(pair: Any, where: str) -> None:
             raise ConfigError(
                 f"{where}: averages must give a network of networks its half-life in images, above 0"
             )
-    inside = {id(each) for network in networks.values() for each in network.modules()}
-    for name, each in vars(pair).items():
+    inside = {id(networks), *(id(each) for network in networks.values() for each in network.modules())}
+    for name, each in [*vars(pair).items(), *getattr(pair, "_modules", {}).items()]:
         if isinstance(each, nn.Module) and id(each) not in inside and [*each.parameters(), *each.buffers()]:
             raise ConfigError(
                 f"{where}: {name} has weights and is in none of networks, so it stays on its device; name it there"
@@ -217,8 +216,9 @@ def check_inputs(pair: Any, declared: Plain, where: str) -> None:
 
 def refuse_difference(first: Any, second: Any, where: str) -> None:
     """Raise ConfigError if two pairs of one seed differ."""
+    others = dict(second.networks.items())
     for name, network in first.networks.items():
-        other = second.networks.get(name)
+        other = others.get(name)
         theirs = {} if other is None else other.state_dict()
         for key, value in network.state_dict().items():
             if isinstance(value, Tensor) and not (key in theirs and torch.equal(value, theirs[key])):

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import sys
 import traceback
 from collections.abc import Mapping
@@ -75,7 +76,7 @@ def make_pair(workload: PairWorkload) -> tuple[Any, str]:
     try:
         pair = make(**workload.settings)
     except Exception as error:
-        raise ConfigError(locate(error, folder)) from error
+        raise ConfigError(locate(error, folder, shown)) from error
     digest = digest_source(folder, workload.model, workload.settings)
     if workload.pair and workload.pair != digest:
         raise ConfigError(f"{target}: the source has changed since the run began; start a new one")
@@ -99,7 +100,7 @@ def import_model(folder: str, target: str) -> ModuleType:
         spec.loader.exec_module(module)
         return module
     except Exception as error:
-        raise ConfigError(locate(error, folder)) from error
+        raise ConfigError(locate(error, folder, target)) from error
 
 
 def refuse_settings(make: Any, shown: str, settings: Mapping[str, Any]) -> None:
@@ -122,8 +123,8 @@ def list_sources(folder: str) -> dict[str, Path]:
     home, found = Path(folder), {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if not file or not file.endswith(".py"):
-            continue
+        if not file or not file.endswith(".py") or not os.path.isabs(file) or not os.path.isfile(file):
+            continue  # torch has modules with a made-up file
         path = Path(file).resolve()
         if path.is_relative_to(home) and "site-packages" not in path.parts:
             name = path.relative_to(home).as_posix()
@@ -142,19 +143,20 @@ def digest_source(folder: str, model: list[str], settings: Mapping[str, Any]) ->
         package = model[1].split(".")[0]
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
-            if file and name.split(".")[0] == package:
+            if file and os.path.isfile(file) and name.split(".")[0] == package:
                 sources[name] = Path(file)
     for name in sorted(sources):
         whole.update(f"{name}\n".encode() + sources[name].read_bytes())
     return whole.hexdigest()[:16]
 
 
-def locate(error: BaseException, folder: str) -> str:
-    """Return an error of the user's code in one line: file, line, kind and message."""
+def locate(error: BaseException, folder: str, else_where: str = "") -> str:
+    """Return an error of the user's code in one line: file and line, or else where, then kind and message."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, SyntaxError):
         return f"{Path(error.filename or '?').name}:{error.lineno}: {type(error).__name__}: {error.msg}"
     where = find_line(traceback.extract_tb(error.__traceback__), folder)
+    where = where or (f"{else_where}: " if else_where else "")
     kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
     return f"{where}{kind}{text}"[:500]
 

@@ -169,6 +169,27 @@ def test_another_optimizer_and_batch_norm_take_the_rungs_that_need_otherwise(tmp
     assert "SGD, no Adam" in facts["adam"] and facts["split"].startswith("G.1.running_mean moves")
 
 
+def test_a_module_of_a_package_is_imported_from_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # torch has modules whose file is a name without a folder
+    (package := tmp_path / "some_package").mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "width.py").write_text("WIDTH = 4\n")
+    text = GOOD.replace("import random\n", "import random\nfrom .width import WIDTH\n")
+    text = text.replace("class Pair:", "class Pair(nn.Module):").replace(
+        "    def __init__(self, width):\n", ("    def __init__(self, width):\n        super().__init__()\n")
+    )
+    text = text.replace(
+        '{"G": nn.Linear(4, width), "D": nn.Linear(width, 1)}',
+        ('nn.ModuleDict({"G": nn.Linear(4, width), "D": nn.Linear(width, 1)})'),
+    )
+    (package / "gan.py").write_text(text.replace("def make(", "def build("))
+    place = find_model("some_package.gan:build", tmp_path)
+    found = [pair.describe_pair(place, {}, "cpu", 0) for _ in range(2)]
+    assert found[0] == found[1] and found[0]["name"] == "gan"
+    with pytest.raises(ConfigError, match=r"some_package\.gone: ModuleNotFoundError"):
+        pair.describe_pair(find_model("some_package.gone:build", tmp_path), {}, "cpu", 0)
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
