@@ -265,7 +265,7 @@ def select(test: Callable[[Row], bool]) -> Search:
     return lambda seen: [each for each in seen.rows if test(each)]
 
 
-def find_double_backward(seen: Observation) -> Iterable[Row]:
+def find_double_backward(seen: Observation) -> list[Row]:
     """Return the work of PyTorch's own formula for the second derivative of a convolution."""
     return [] if seen.repaired else [r for r in seen.rows if r.top.startswith("ConvolutionBackwardBackward")]
 
