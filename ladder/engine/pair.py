@@ -407,6 +407,10 @@ def list_facts(step: TrainingStep) -> Plain:
         blocks = "no network of a phase that is differentiated once has blocks"
     return {
         "images": None if step.real is not None else "it reads none of the workload's images",
+        "loading": None if step.real is not None or step.data else "it reads no data",
+        "compile": None
+        if once
+        else "each of its phases is differentiated twice, which no compiled loss can be",
         "adam": f"its optimizer is {foreign[0]}, no Adam" if foreign else None,
         "blocks": blocks,
         "conv2d": None if any(isinstance(each, CONVOLUTIONS) for each in modules) else flat,

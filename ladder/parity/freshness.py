@@ -119,7 +119,7 @@ def check_batches(step: TrainingStep) -> list[str]:
     """Check the next batches of a pair's own against what it returns for their numbers."""
     ranks = step.ranks
     for _ in range(BATCHES if step.data else 0):
-        expected = step.pair.batch(step.seed * 1_000_003 + step.feed.number)
+        expected = step.pair.batch(step.feed.first + step.feed.number)
         step.feed.next()
         for name, buffer in step.data.items():
             if not torch.equal(buffer.cpu(), expected[name][ranks.rank :: ranks.size].to(buffer.dtype)):

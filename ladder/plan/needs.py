@@ -30,7 +30,9 @@ PARTS = (2, 4, 8)  # of a batch, which rungs cut
 # Fields of a recipe, and what a user's pair must have for them (`ladder.engine.pair.list_facts`).
 OF_PAIR = {
     **dict.fromkeys(OF_LAYERS, "layers"),
-    **dict.fromkeys(("workers", "cached_images", "gpu_decode", "prefetch_stream"), "images"),
+    "workers": "loading",
+    "compile": "compile",
+    **dict.fromkeys(("cached_images", "gpu_decode", "prefetch_stream"), "images"),
     **dict.fromkeys(("cuda_graphs", "whole_step_graph", "graph_fills"), "graphs"),
     "fused_adam": "adam",
     "channels_last": "conv2d",

@@ -81,6 +81,7 @@ STYLEGAN2 = {
     "twice": ["G_pl", "D_r1"],
     "averages": ["G"],
     "adam": True,
+    "bytes": True,
 }
 
 

@@ -212,7 +212,6 @@ def _count_dtypes(tensors: list[torch.Tensor]) -> dict[str, int]:
 
 def describe_pair(step: Any) -> Plain:
     """Return what is trained, as receipts need it: whether it is StyleGAN2, and names of networks and phases."""
-    dims = {p.dim() for name in step.optimizers for p in step.networks[name].parameters()}
     return {
         "own": isinstance(step, StyleGAN2Step),
         "trained": [*step.optimizers],
@@ -221,7 +220,7 @@ def describe_pair(step: Any) -> Plain:
         "once": [phase for phase, each in step.kinds.items() if not each.twice],
         "twice": [phase for phase, each in step.kinds.items() if each.twice],
         "averages": [*step.averages],
-        "images": 4 in dims,  # weights of two-dimensional convolutions
+        "bytes": step.real is not None,  # whether images cross the bus, which may do so as bytes
         "adam": all(is_adam(optimizer) for optimizer in step.optimizers.values()),
         "parts": {phase: step._parts(phase) for phase in step.order},
         "recomputed": getattr(step.blocks, "runs", 0),

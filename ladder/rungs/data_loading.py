@@ -17,7 +17,7 @@ before it measures flatters them. Here cycles before every timing drain the pref
 
 import os
 
-from ladder.receipts import Receipt, judge
+from ladder.receipts import Receipt, judge, pair_of
 
 
 def _cores() -> int:
@@ -54,7 +54,7 @@ def receipt(seen: dict) -> Receipt:
         (data["workers"] == workers > 0, f"workers alive: {data['workers']} of {workers}"),
         all_of("from pinned memory", [c["pinned"] for c in batches]),
         all_of("asynchronous, on a side stream", [c["non_blocking"] and c["side_stream"] for c in batches]),
-        all_of("as uint8", [c["dtype"] == "uint8" for c in batches]),
+        *([all_of("as uint8", [c["dtype"] == "uint8" for c in batches])] if pair_of(seen)["bytes"] else []),
         (
             None,
             f"copies beside other kernels: {'not profiled' if overlap is None else f'{overlap:.2f} of their time'}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -301,40 +302,109 @@ class DataFeed:
             self.loader._iterator = None
 
 
+class _Numbered(Dataset):
+    """A pair's own batches by number."""
+
+    def __init__(self, pair: Any) -> None:
+        self.batch = pair.batch
+
+    def __len__(self) -> int:
+        return 2**40
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        return self.batch(number)
+
+
 class OwnBatches:
     """The filler of the buffers of a pair's own batches: ``pair.batch(number)`` a step, or of nothing.
 
-    A rank takes its samples of every batch.
+    With ``workers`` other processes make them. With ``async_copy`` they cross the bus on a side stream, one ahead. A
+    rank takes its samples of every batch.
     """
 
-    capacity = 0
-
     def __init__(
-        self, pair: Any, data: dict[str, Tensor], seed: int, *, rank: int = 0, ranks: int = 1
+        self, pair: Any, recipe: Recipe, data: dict[str, Tensor], seed: int, *, rank: int = 0, ranks: int = 1
     ) -> None:
-        self.pair, self.data, self.seed, self.rank, self.ranks = pair, data, seed, rank, ranks
-        self.number = 0
-        self.loader = self.iterator = None
+        self.pair, self.recipe, self.data = pair, recipe, data
+        self.rank, self.ranks = rank, ranks
+        self.first, self.number = seed * 1_000_003, 0
+        self.loader: DataLoader | None = None
+        self.iterator: Iterator[dict[str, Tensor]] | None = None
+        self.fetched = 0  # batches taken from the pair, or from its workers
+        self.staged: dict[str, Tensor] | None = None
+        self.ahead = bool(data) and recipe.async_copy
+        if self.ahead:
+            self.stream = torch.cuda.Stream()
+            self.copied = torch.cuda.Event()
 
     def prepare(self) -> None:
         """Do nothing: there is no cache."""
 
+    @property
+    def capacity(self) -> int:
+        """Return the batches that workers and the copy ahead may hold ready."""
+        recipe = self.recipe
+        held = recipe.workers * (recipe.prefetch_factor or (2 if recipe.workers else 0)) + self.ahead
+        return held if self.data else 0
+
     def next(self) -> None:
         """Put the next batch into its buffers."""
-        self.load(self._fetch())
+        if not self.ahead:
+            self.load(self._fetch())
+        else:
+            if self.staged is None:
+                self._stage()
+            assert self.staged is not None
+            compute = torch.cuda.current_stream()
+            compute.wait_event(self.copied)
+            for name, buffer in self.data.items():
+                self.staged[name].record_stream(compute)
+                buffer.copy_(self.staged[name])
+            self._stage()
         self.number += 1
+
+    def _stage(self) -> None:
+        batch = self._fetch()
+        with torch.cuda.stream(self.stream):
+            self.staged = {
+                name: self._share(batch[name]).to(buffer.device, non_blocking=True)
+                for name, buffer in self.data.items()
+            }
+            self.copied.record()
 
     def load(self, batch: dict[str, Tensor]) -> None:
         """Copy a whole batch in."""
         for name, buffer in self.data.items():
-            own = batch[name][self.rank :: self.ranks] if self.ranks > 1 else batch[name]
-            buffer.copy_(own, non_blocking=True)
+            buffer.copy_(self._share(batch[name]))
+
+    def _share(self, value: Tensor) -> Tensor:
+        return value[self.rank :: self.ranks] if self.ranks > 1 else value
 
     def _fetch(self) -> dict[str, Tensor]:
-        return self.pair.batch(self.seed * 1_000_003 + self.number) if self.data else {}
+        if not self.data:
+            return {}
+        number = self.first + self.fetched
+        self.fetched += 1
+        if not self.recipe.workers:
+            return self.pair.batch(number)
+        if self.iterator is None:
+            recipe = self.recipe
+            self.loader = DataLoader(
+                _Numbered(self.pair),
+                batch_size=None,
+                sampler=itertools.count(number),  # type: ignore[arg-type]
+                num_workers=recipe.workers,
+                pin_memory=recipe.pin_memory,
+                persistent_workers=recipe.persistent_workers,
+                prefetch_factor=recipe.prefetch_factor,
+                worker_init_fn=dataworkers.begin,
+                generator=torch.Generator().manual_seed(0),
+            )
+            self.iterator = dataworkers.started(self.loader)
+        return next(self.iterator)
 
     def prefetch(self) -> None:
-        """Do nothing: batches are fetched when they are needed."""
+        """Do nothing: a batch ahead is fetched with the one before it."""
 
     def state_dict(self) -> dict[str, int]:
         """Return the number of batches so far."""
@@ -342,10 +412,15 @@ class OwnBatches:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue behind the batches that ``state`` has seen."""
-        self.number = state["batches"]
+        self.close()
+        self.number = self.fetched = state["batches"]
 
     def close(self) -> None:
-        """Do nothing: there are no workers."""
+        """End the workers."""
+        self.iterator = self.staged = None
+        if self.loader is not None and getattr(self.loader, "_iterator", None) is not None:
+            self.loader._iterator._shutdown_workers()
+        self.loader = None
 
 
 def make_feed(
@@ -360,4 +435,4 @@ def make_feed(
     """Return what fills the buffers of images, or of a pair's own batches."""
     if real is not None:
         return DataFeed(workload, recipe, real, seed, **ranks)
-    return OwnBatches(pair, data, seed, **ranks)
+    return OwnBatches(pair, recipe, data, seed, **ranks)

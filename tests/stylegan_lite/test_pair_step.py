@@ -8,6 +8,8 @@ from torch import nn
 
 from stylegan_lite.config import PairWorkload, Recipe
 from stylegan_lite.step import Input, Phase, TrainingStep
+from stylegan_lite.step.data import OwnBatches
+from tests.support.fake_graphs import Streams
 
 
 class Little:
@@ -108,3 +110,34 @@ def test_a_resumed_step_repeats_the_uninterrupted_one():
     for _ in range(3):
         other.step()
     assert all(torch.equal(value, weights(other)[name]) for name, value in weights(first).items())
+
+
+class Counting:
+    """A pair of batches of its own, as a feed knows it."""
+
+    def batch(self, number):
+        return {"x": torch.full((4, 2), float(number)), "y": torch.arange(4) + number}
+
+
+@pytest.mark.parametrize(
+    "recipe", [{}, {"workers": 2, "prefetch_factor": 2}, {"async_copy": True, "pin_memory": True}], ids=str
+)
+def test_own_batches_come_in_order_and_go_on_where_they_stopped(recipe, monkeypatch):
+    Streams(monkeypatch)
+    data = {"x": torch.zeros(4, 2), "y": torch.zeros(4, dtype=torch.int64)}
+    feed = OwnBatches(Counting(), Recipe(**recipe), data, seed=1)
+    try:
+        for number in range(3):
+            feed.next()
+            assert data["x"][0, 0] == data["y"][0] == 1_000_003 + number
+        feed.load_state_dict({"batches": 7})
+        feed.next()
+        assert data["y"][0] == 1_000_003 + 7 and feed.state_dict() == {"batches": 8}
+    finally:
+        feed.close()
+
+
+def test_a_rank_takes_its_samples_of_an_own_batch():
+    data = {"x": torch.zeros(2, 2), "y": torch.zeros(2, dtype=torch.int64)}
+    OwnBatches(Counting(), Recipe(), data, seed=0, rank=1, ranks=2).next()
+    assert data["y"].tolist() == [1, 3]
