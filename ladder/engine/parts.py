@@ -7,6 +7,7 @@ parts do not add up to a step: launched alone, a phase overlaps with nothing, an
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import sys
 import time
@@ -115,7 +116,12 @@ def _make_feed(workload: Plain, recipe: Plain, device: str, seed: int) -> tuple[
 
     try:
         from stylegan_lite.config import Recipe, Workload
-        from stylegan_lite.step.data import DataFeed
+
+        # Of commits before the step had a folder of its own, the feed is a module beside it.
+        folder = "stylegan_lite" + ".step" * hasattr(
+            importlib.import_module("stylegan_lite.step"), "__path__"
+        )
+        DataFeed: Any = importlib.import_module(f"{folder}.data").DataFeed
     except ImportError as error:
         raise WorkerFailure("n/a", f"this commit has no data feed: {error}") from None
     parameters = inspect.signature(DataFeed).parameters.values()
