@@ -69,6 +69,7 @@ class Phases:
         self.networks: dict[str, nn.Module] = {}
         for name, network in pair.networks.items():
             self.networks[name] = self._place(network)
+            drop_derived(self.networks[name])
         names = trained(pair)
         for name in self.networks.keys() - names:
             self.networks[name].requires_grad_(False)
@@ -485,6 +486,14 @@ class Phases:
         }
         # What is drawn anew, by phase.
         self.inputs = {phase: inputs for phase, inputs in self.given.items() if inputs.is_drawn}
+
+
+def drop_derived(network: nn.Module) -> None:
+    """Detach what hooks make of weights before each pass (torch.nn.utils.weight_norm): no copy could be made of it."""
+    for module in network.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                setattr(module, name, value.detach())
 
 
 # Settings of an Adam that are the pair's, not the recipe's.

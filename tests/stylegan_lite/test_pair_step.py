@@ -1,6 +1,7 @@
 """The step of a pair that is not StyleGAN2: phases, weights that a phase does not reach, parts of a batch, state."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -41,10 +42,10 @@ class Little:
         return torch.optim.Adam(self.networks[network].parameters(), lr=0.1, betas=(0.5, 0.9))
 
 
-def trained(change=None, steps=6):
+def trained(change=None, steps=6, make=Little):
     workload = PairWorkload(pair="", model=[], settings={}, batch=8)
     recipe = Recipe.from_dict({"precision": "fp64"} | (change or {}))
-    step = TrainingStep(Little, workload, recipe, device="cpu", seed=5)
+    step = TrainingStep(make, workload, recipe, device="cpu", seed=5)
     step.prepare()
     for _ in range(steps):
         step.step()
@@ -110,6 +111,21 @@ def test_a_resumed_step_repeats_the_uninterrupted_one():
     for _ in range(3):
         other.step()
     assert all(torch.equal(value, weights(other)[name]) for name, value in weights(first).items())
+
+
+class Hooked(Little):
+    """G with the older weight norm, whose hook leaves a tensor with a graph in its module."""
+
+    def __init__(self):
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.networks["G"] = nn.utils.weight_norm(self.networks["G"])
+
+
+def test_a_network_with_the_older_weight_norm_is_averaged():
+    step = trained(make=Hooked)
+    assert step.averages["G"].weight_g.isfinite().all() and step.check_finite() is None
 
 
 class Counting:
