@@ -82,7 +82,8 @@ class DCGAN:
 
     def sample(self, networks: dict[str, nn.Module], z: Tensor) -> Tensor:
         """Return images of latents [N, z_dim]."""
-        return networks["G"](z)
+        G = networks["G"]
+        return G(z)
 
 
 def make(width: int = 64, batch: int = 128, z_dim: int = 100) -> DCGAN:
