@@ -212,6 +212,7 @@ def test_a_new_rung_is_a_file_and_a_line_of_yaml(tmp_path, monkeypatch):
     for path in catalog.RUNGS.glob("*.py"):
         (tmp_path / path.name).write_text(path.read_text())
     monkeypatch.setattr(catalog, "RUNGS", tmp_path)
+    monkeypatch.setattr(catalog, "list_rungs", catalog.list_rungs.__wrapped__)
     monkeypatch.setattr(ladder.rungs, "__path__", [str(tmp_path), *ladder.rungs.__path__])
     (tmp_path / "my.yaml").write_text("rungs: [baseline, mine]\n")
     planned = catalog.plan_climb(catalog.load_ladder(str(tmp_path / "my.yaml")), EVERYTHING)
