@@ -138,7 +138,7 @@ device_option = click.option(
 data_option = click.option(
     "--data",
     metavar="PATH",
-    help="Folder or zip of JPEG/PNG images. [default: sample photographs, made once]",
+    help="Folder or zip of JPEG/PNG images, or folder of MNIST's files. [default: sample photographs, made once]",
 )
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else."

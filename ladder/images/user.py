@@ -1,4 +1,4 @@
-"""A user's own images: JPEG and PNG files of a folder or zip, each turned into a square RGB image.
+"""A user's own images: JPEG and PNG files of a folder or zip, or MNIST's idx files, each made a square RGB image.
 
 The files are read as if they came from a stranger. Nothing is extracted to disk, so a path inside a zip can point
 nowhere. A file's bytes and an image's pixels are bounded before they are decoded. Only Pillow's readers of JPEG and
@@ -27,7 +27,7 @@ from typing import IO
 from PIL import Image, ImageOps
 
 from ladder.core.errors import UserError
-from ladder.images import colour
+from ladder.images import colour, idx
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 # Folders in which systems and NAS boxes keep thumbnails and deleted files, in small letters.
@@ -69,12 +69,14 @@ class Collection:
 
 
 def find_images(data: str) -> Collection:
-    """Return the images of a folder (recursively) or zip.
+    """Return the images of a folder (recursively) or zip, or the training images of a folder with MNIST's idx files.
 
     Raises UserError if ``data`` is missing, neither, or damaged.
     """
     path = Path(data).expanduser()
     try:
+        if path.is_dir() and any(path.glob(f"{idx.TRAINING}*")):
+            return _find_in_idx(idx.find_file(path, idx.TRAINING))
         if path.is_dir():
             return _find_in_folder(path)
         if not path.exists():
@@ -156,6 +158,21 @@ def _find_in_folder(root: Path) -> Collection:
         return open(root / name, "rb")
 
     return _collect_candidates(names, skipped, stamp, open_file, lambda: None)
+
+
+def _find_in_idx(path: Path) -> Collection:
+    """Return the grey images of an idx file, each read as a PNG file."""
+    pixels = idx.read_images(path)
+
+    def read(candidate: Candidate) -> bytes:
+        stream = io.BytesIO()
+        Image.fromarray(pixels[int(candidate.name.rpartition("/")[2])]).save(stream, "PNG", compress_level=1)
+        return stream.getvalue()
+
+    names = (f"{path.name}/{k}" for k in range(len(pixels)))
+    return Collection(
+        [Candidate(name, (zlib.crc32(pixels[k]),)) for k, name in enumerate(names)], read, lambda: None
+    )
 
 
 def _find_in_zip(path: Path) -> Collection:
