@@ -33,7 +33,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "Begin": ("doctor", "list", "show", "watch"),
     "Measure": ("run", "kernels", "penalty", "precision", "sustain", "upstream", "scale"),
     "Understand": ("report", "explain", "profile", "host", "ablate", "map"),
-    "Decide": ("recommend", "compare", "noise"),
+    "Decide": ("recommend", "compare", "noise", "quality"),
     "Use": ("train", "sample", "export", "convert"),
     "Share": ("submit", "validate", "merge"),
     "Watch commits": ("history", "bench-compare"),

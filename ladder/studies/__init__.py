@@ -16,6 +16,7 @@ STUDIES = {
     "penalty": "penalty",
     "precision": "precision",
     "profile": "profile.study",
+    "quality": "quality",
     "doctor --roofline": "roofline.study",
     "scale": "scale",
     "sustain": "sustain",

@@ -203,6 +203,7 @@ class Study(Generic[P, C, O]):
     examples: ClassVar[str]
     types: ClassVar[tuple[Any, Any, Any]]  # of its options, cases and observations
     default_workload: ClassVar[Mapping[str, str]] = {"cuda": "article", "cpu": "tiny"}
+    default_images: ClassVar[str | None] = None  # a folder, in place of the sample photographs
     case_seconds: ClassVar[Mapping[str, float]] = {}  # of a case of the default workload, by device
     gpu_minutes: ClassVar[float | None] = None  # the budget on a GPU where none is given
     budget_flag: ClassVar[str] = "--budget"

@@ -310,7 +310,7 @@ def resolve_job(study: AnyStudy, options: Any, request: Request, machine: dict[s
     name, workload = "", {}
     if study.uses_workload:
         name, workload = catalog.load_workload(request.workload or study.default_workload[device])
-        images = request.data or workload["data"] if study.uses_images else None
+        images = request.data or workload["data"] or study.default_images if study.uses_images else None
         workload = workload | {"data": images}
     return Job(
         device, name, workload, None, machine, options, out, request.resume,

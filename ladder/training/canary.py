@@ -12,19 +12,22 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 import torch.nn.functional as F
+from msgspec import structs
 from torch import Tensor
 
 import stylegan_lite
+from ladder.core import records as r
 from ladder.core.plain import Fields
 from ladder.machine import system
-from ladder.training import mishaps
+from ladder.training import distances, features, mishaps
 from stylegan_lite.step.data import ImageFolder
 
 MOST_SAMPLES = {"cuda": 2000, "cpu": 500}
@@ -35,26 +38,57 @@ PATCHES = 128  # per image and level
 DIRECTIONS, REPEATS = 128, 4
 LEAST = 16  # pixels, at the pyramid's coarsest level
 
+Size = Annotated[str, r.text_matching(r"\d{1,5}", "a size")]
 Task = tuple[str, Fields, int]  # its key, recipe and seed
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What all trainings have in common. `threads` is the number of CPU threads of each, None for torch's own."""
+    """What all trainings have in common. `threads` is the number of CPU threads of each, None for torch's own.
+
+    Samples are compared with the data `points` times, after equally many steps each, the last time at the end.
+    """
 
     workload: Fields  # with the path of its images
     device: str
     steps: int
     threads: int | None = None
+    points: int = 1
+
+
+class Point(r.Record, kw_only=True):
+    """What a training's samples are like after so many steps, and the seconds that these took without measuring.
+
+    `levels` are the sliced Wasserstein distances by resolution, times 1000. The others are those of
+    `ladder.training.distances`; None for images of another size than the classifier's.
+    """
+
+    step: r.Count = 0
+    seconds: r.Seconds = 0.0
+    levels: Annotated[dict[Size, r.Amount], r.size_between(16, 1)]
+    frechet: r.Amount | None = None
+    kid: r.Real | None = None
+    precision: r.Share | None = None
+    recall: r.Share | None = None
+
+    @property
+    def swd(self) -> float:
+        """Return the mean of the levels."""
+        return sum(self.levels.values()) / len(self.levels)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One training: the distances of so many samples by resolution, or why it broke."""
+    """One training: what was measured of so many samples, or why it broke."""
 
-    levels: dict[str, float] | None = None
+    points: tuple[Point, ...] = ()
     samples: int = 0
     reason: str | None = None
+
+    @property
+    def levels(self) -> dict[str, float] | None:
+        """Return the sliced Wasserstein distances at the end by resolution."""
+        return self.points[-1].levels if self.points else None
 
 
 def train_task(setup: Setup, task: Task) -> Outcome:
@@ -71,18 +105,41 @@ def train_rung(setup: Setup, recipe: Fields, real: Tensor, seed: int) -> Outcome
         try:
             step.prepare()
             torch.manual_seed(seed)
-            for _ in range(setup.steps):
-                step.step()
-            if problem := step.check_finite():
-                return Outcome(reason=problem)
-            levels = measure_distances(real.to(setup.device), draw_samples(step, len(real)))
+            points, seconds, data = [], 0.0, real.to(setup.device)
+            for number in range(setup.points):
+                first, end = (setup.steps * k // setup.points for k in (number, number + 1))
+                begin = time.perf_counter()
+                for _ in range(first, end):
+                    step.step()
+                if setup.device == "cuda":
+                    torch.cuda.synchronize()
+                seconds += time.perf_counter() - begin
+                if problem := step.check_finite():
+                    return Outcome(reason=problem)
+                point = measure_samples(data, draw_samples(step, len(real)))
+                points.append(structs.replace(point, step=end, seconds=round(seconds, 4)))
         finally:
             step.close()
     except Exception as error:  # no error may stop the other rungs
         return Outcome(reason=mishaps.describe_error(error))
-    if not all(math.isfinite(value) for value in levels.values()):
+    if not all(math.isfinite(value) for point in points for value in point.levels.values()):
         return Outcome(reason="the samples are not finite")
-    return Outcome({str(side): round(value, 3) for side, value in levels.items()}, len(real))
+    return Outcome(tuple(points), len(real))
+
+
+def measure_samples(real: Tensor, fake: Tensor) -> Point:
+    """Return what images [N, 3, R, R] in [-1, 1] are like beside as many real ones."""
+    levels = {str(side): round(value, 3) for side, value in measure_distances(real, fake).items()}
+    if real.shape[-1] != features.SIDE:
+        return Point(levels=levels)
+    ours, theirs = features.extract_features(real), features.extract_features(fake)
+    return Point(
+        levels=levels,
+        frechet=round(distances.measure_frechet(ours, theirs), 5),
+        kid=round(distances.measure_kid(ours, theirs), 6),
+        precision=round(distances.measure_precision(ours, theirs), 4),
+        recall=round(distances.measure_precision(theirs, ours), 4),
+    )
 
 
 def draw_samples(step: stylegan_lite.step.TrainingStep, count: int) -> Tensor:
@@ -92,11 +149,16 @@ def draw_samples(step: stylegan_lite.step.TrainingStep, count: int) -> Tensor:
     return torch.cat([step.sample(part) for part in z.split(step.workload.batch)])
 
 
-def read_real(setup: Setup) -> Tensor:
-    """Return the images to compare with, spread evenly over the set, [samples, 3, R, R] in [-1, 1]."""
+def read_real(setup: Setup, half: int = 0) -> Tensor:
+    """Return the images to compare with, spread evenly over a half of the set, [samples, 3, R, R] in [-1, 1]."""
     folder = ImageFolder(str(setup.workload["data"]), int(setup.workload["resolution"]), False)
-    count = min(MOST_SAMPLES[setup.device], len(folder))
-    return torch.stack([folder[len(folder) * k // count, False] for k in range(count)])
+    count = min(MOST_SAMPLES[setup.device], len(folder) // 2)
+    return torch.stack([folder[len(folder) * (2 * k + half) // (2 * count), False] for k in range(count)])
+
+
+def measure_floor(setup: Setup) -> Point:
+    """Return what one half of the images is like beside the other: no samples of a training are nearer to them."""
+    return measure_samples(read_real(setup), read_real(setup, half=1))
 
 
 # --- several at a time ------------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def test_the_canary_trains_every_rung_and_ends_with_1_where_one_is_worse(tmp_pat
 
     def training(setup, recipe, real, seed):
         worse = recipe.get("precision") == "bf16" and not recipe.get("set_to_none")
-        return canary.Outcome({"32": (200.0 if worse else 50.0) + seed}, 16)
+        return canary.Outcome((canary.Point(levels={"32": (200.0 if worse else 50.0) + seed}),), 16)
 
     monkeypatch.setattr(canary, "train_rung", training)
     monkeypatch.setattr(canary, "read_real", lambda *_: None)

@@ -39,6 +39,7 @@ ORDER = (
     "studies.ablate",
     "studies.map",
     "studies.canary",
+    "studies.quality",
     "studies.mistakes",
     "studies.levers",
     "studies.commits",

@@ -1,0 +1,210 @@
+"""`ladder quality`: the test of equivalence, time to quality, and the command on trainings that are made up or tiny."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from msgspec import structs
+from PIL import Image
+from scipy import stats
+
+from ladder.images import idx
+from ladder.studies import frame, quality
+from ladder.studies.quality import STUDY, Case, Observed
+from ladder.training import canary, features
+from ladder.training.canary import Outcome, Point
+from tests.studies.test_contract import read
+from tests.support.commands import call, refused
+from tests.support.small import LITTLE
+
+
+def make_file(seeds: int = 5, **rungs: list[float]):
+    """Return a file whose trainings end at these Fréchet distances after a second of ten steps."""
+    _, golden = read("quality")
+    cases, observed = {}, {}
+    for rung, distances in rungs.items():
+        for seed, distance in enumerate(distances):
+            cases[f"{rung}, {seed}"] = Case(rung=rung, recipe={}, seed=seed)
+            point = Point(step=10, seconds=1.0, levels={"32": 1.0}, frechet=distance)
+            observed[f"{rung}, {seed}"] = Observed(points=[point])
+    own = structs.replace(golden.options, seeds=seeds)
+    return structs.replace(golden, options=own, cases=cases, observed=observed)
+
+
+BASE = [10.0, 10.2, 9.8, 10.1, 9.9, 10.0, 10.3, 9.7, 10.1, 9.9]
+
+
+def shift(by: float, spread: float = 1.0) -> list[float]:
+    """Return five distances whose mean is that of the baseline plus `by`."""
+    return [10 + by + spread * each for each in (-0.2, -0.1, 0, 0.1, 0.2)]
+
+
+def test_a_rung_is_as_good_worse_better_or_not_decided_by_two_one_sided_tests() -> None:
+    file = make_file(
+        base=BASE, same=shift(0.05), worse=shift(1), better=shift(-1), wide=shift(0.3, 4), slightly=shift(0.3)
+    )
+    margin = quality.derive_margin(file)
+    assert margin == pytest.approx(stats.t.ppf(0.995, 9) * statistics.stdev(BASE) * math.sqrt(2 / 5))
+    rungs = {rung.name: rung for rung in quality.derive_rungs(file)}
+    undecided = "not decided with 5 seeds"
+    assert [rung.verdict for rung in rungs.values()] == [
+        None, "as good", "worse", "better", undecided, "worse"
+    ]  # fmt: skip
+    for name, rung in rungs.items():
+        if name == "base":
+            continue
+        error = [
+            stats.ttest_ind(
+                rung.distances, [each + side * margin for each in BASE], equal_var=False, alternative=kind
+            )
+            for side, kind in ((-1, "greater"), (1, "less"))
+        ]
+        assert (max(each.pvalue for each in error) < 0.05) == (rung.verdict == "as good"), name
+
+
+def test_there_is_no_answer_before_all_seeds_are_there_and_none_for_a_rung_that_broke() -> None:
+    file = make_file(base=BASE, rung=shift(0))
+    for lacking in ("base, 9", "rung, 4"):
+        less = structs.replace(file, observed={k: v for k, v in file.observed.items() if k != lacking})
+        assert quality.derive_rungs(less)[1].verdict is None
+    broke = structs.replace(
+        file, observed=file.observed | {"rung, 4": Observed(status="failed", reason="NaN")}
+    )
+    assert quality.derive_rungs(broke)[1].verdict == "broke" and STUDY.find_status(broke) == 1
+
+
+@pytest.mark.parametrize(
+    ("distances", "seconds"),
+    [
+        ([9, 5, 3, 1], 2.5), ([9, 3, 5, 3], 3.5),  # it leaves again: the last time counts
+        ([9, 5, 4, 4], 3), ([3, 3, 3, 3], 1), ([9, 3, 3, 5], None), ([9, 9, 9, 9], None), ([], None),
+    ],
+)  # fmt: skip
+def test_time_to_quality_is_that_from_which_the_distance_stays(
+    distances: list[float], seconds: float | None
+) -> None:
+    assert quality.find_seconds([*zip((1, 2, 3, 4), distances, strict=False)], 4) == seconds
+
+
+def train_by_name(setup: canary.Setup, recipe: dict, real: object, seed: int) -> Outcome:
+    """Stand for a training: the FP32 baseline approaches 10, any other step in half of the time."""
+    is_base = not recipe
+    return Outcome(tuple(
+        Point(
+            step=setup.steps * k // setup.points, seconds=k * (2.0 if is_base else 1.0), levels={"32": 100.0},
+            frechet=10 + 40 / k**2 + BASE[seed] - 10,
+        )
+        for k in range(1, setup.points + 1)
+    ), 16)  # fmt: skip
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
+    """Trainings that take no time; returns those that were made: whether of the baseline, and the seed."""
+    made: list[tuple[bool, int]] = []
+
+    def train(setup: canary.Setup, recipe: dict, real: object, seed: int) -> Outcome:
+        made.append((not recipe, seed))
+        if len(made) == 7:
+            raise KeyboardInterrupt
+        return train_by_name(setup, recipe, real, seed)
+
+    monkeypatch.setattr(canary, "train_rung", train)
+    monkeypatch.setattr(canary, "read_real", lambda *_, **more: None)
+    monkeypatch.setattr(canary, "measure_floor", lambda *_: Point(levels={"32": 5.0}, frechet=1.5))
+    return made
+
+
+def test_the_command_is_gone_on_with_and_compares_time_to_quality_with_the_step(
+    tmp_path: Path, made_up: list[tuple[bool, int]]
+) -> None:
+    common = ("quality", "--device", "cpu", "--out", str(tmp_path))
+    given = ("--ladder", "article", "--rungs", "channels_last", "--seeds", "3", "--points", "4")
+    stopped = call(*common, *given)
+    assert stopped.exit_code == 130 and "margin, from the baseline's seeds" in stopped.stderr
+    (partial,) = tmp_path.glob("*.json")
+    result = call(*common, "--resume", str(partial))
+    assert result.exit_code == 0, result.output
+    (path,) = tmp_path.glob("*.json")
+    file = frame.read_file(STUDY, path)
+    assert made_up == [(True, seed) for seed in range(6)] + [(False, 0)] + [
+        (False, seed) for seed in range(3)
+    ]
+    derived = STUDY.derive(file)
+    base, rung = derived.rungs
+    assert rung.verdict == "as good" and derived.floor == 1.5 and derived.measure == "frechet"
+    assert rung.speedup == 2 and rung.quality_speedup == pytest.approx(2, rel=0.1)
+    assert base.to_target is not None and 6 < base.to_target <= 8  # between the last two points
+    assert path.with_suffix(".png").exists() and "as good" in path.with_suffix(".md").read_text()
+
+
+def test_parallel_trainings_have_no_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary, "train_all", lambda setup, tasks, jobs: (
+        (task, train_by_name(setup, task[1], None, task[2])) for task in tasks
+    ))  # fmt: skip
+    monkeypatch.setattr(canary, "measure_floor", lambda *_: Point(levels={"32": 5.0}, frechet=1.5))
+    arguments = ("--ladder", "article", "--rungs", "bf16", "--seeds", "2", "--jobs", "2")
+    assert call("quality", "--device", "cpu", "--out", str(tmp_path), *arguments).exit_code == 0
+    (path,) = tmp_path.glob("*.json")
+    rungs = STUDY.derive(frame.read_file(STUDY, path)).rungs
+    assert all(rung.step_ms is rung.to_target is rung.speedup is None for rung in rungs) and rungs[1].verdict
+
+
+def test_real_trainings_of_another_size_are_compared_by_the_sliced_distance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(canary, "MOST_SAMPLES", {"cpu": 8})
+    for index in range(16):
+        shade = np.linspace(20 + 5 * index, 200, 64).reshape(8, 8, 1).repeat(3, 2)
+        (tmp_path / "images").mkdir(exist_ok=True)
+        Image.fromarray(shade.astype(np.uint8)).save(tmp_path / "images" / f"{index:02d}.png")
+    (tmp_path / "little.yaml").write_text(yaml.safe_dump(LITTLE | {"ema_images": 8}))
+    names = ("-w", tmp_path / "little.yaml", "--data", tmp_path / "images", "--out", tmp_path / "out")
+    arguments = (
+        "--ladder",
+        "article",
+        "--rungs",
+        "channels_last",
+        "--seeds",
+        "2",
+        "--steps",
+        "6",
+        "--points",
+        "3",
+    )
+    result = call("quality", "--device", "cpu", *map(str, names), *arguments)
+    (path,) = (tmp_path / "out").glob("*.json")
+    file = frame.read_file(STUDY, path)
+    derived = STUDY.derive(file)
+    assert result.exit_code in (0, 1) and derived.measure == "swd" and derived.floor > 0, result.output
+    for each in file.observed.values():
+        assert [point.step for point in each.points] == [2, 4, 6] and each.samples == 8
+        assert 0 < each.points[0].seconds < each.points[2].seconds
+    assert file.observed["baseline, seed 0"].points != file.observed["baseline, seed 1"].points
+
+
+def test_samples_of_32x32_have_every_measure_and_the_data_itself_has_none_to_go() -> None:
+    images = features.read_split(idx.SAMPLE, "train")[0][:64].expand(-1, 3, -1, -1)
+    near, far = (
+        canary.measure_samples(images, images),
+        canary.measure_samples(images, torch.zeros_like(images)),
+    )
+    assert (near.frechet, near.swd, near.precision, near.recall) == (pytest.approx(0, abs=1e-6), 0, 1, 1)
+    assert far.frechet > 10 and far.kid > 1 and far.precision == far.recall == 0
+
+
+def test_a_rung_that_is_none_of_the_ladders_is_refused() -> None:
+    assert "did you mean 'bf16'" in refused("quality", "--device", "cpu", "--rungs", "bf61")
+
+
+def test_points_out_of_order_are_no_genuine_file() -> None:
+    file = make_file(base=BASE, rung=shift(0))
+    points = [Point(step=step, seconds=1.0, levels={"32": 1.0}, frechet=1.0) for step in (2, 1)]
+    forged = structs.replace(file, observed=file.observed | {"rung, 4": Observed(points=points)})
+    assert "not in order" in (frame.find_problem(STUDY, forged) or "")
