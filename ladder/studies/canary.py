@@ -26,9 +26,9 @@ from ladder.show.table import Column, Table
 from ladder.stats import estimates
 from ladder.studies import frame
 from ladder.studies.base import Session, Study, StudyFile
+from ladder.training.point import Size
 
 CONFIDENCE = 0.99
-Size = Annotated[str, r.text_matching(r"\d{1,5}", "a size")]
 
 
 class Options(frame.Options):

@@ -31,7 +31,7 @@ from ladder.show.themes import LIGHT
 from ladder.stats import estimates
 from ladder.studies import frame
 from ladder.studies.base import RungCase, Session, Study, StudyFile
-from ladder.training.canary import Point
+from ladder.training.point import Point
 
 CONFIDENCE = 0.99  # of the margin
 TESTS = 0.90  # the interval that lies within the margin if both tests at 5% reject

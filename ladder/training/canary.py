@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,21 +24,21 @@ from msgspec import structs
 from torch import Tensor
 
 import stylegan_lite
-from ladder.core import records as r
 from ladder.core.plain import Fields
 from ladder.machine import system
 from ladder.training import distances, features, mishaps
+from ladder.training.point import Point
 from stylegan_lite.step.data import ImageFolder
 
 MOST_SAMPLES = {"cuda": 2000, "cpu": 500}
 MOST_JOBS = 4
 LATENT_SEED = 4
+SAMPLE_PIXELS = 2**18  # drawn at once, or a batch if that has more
 PATCH = 7
 PATCHES = 128  # per image and level
 DIRECTIONS, REPEATS = 128, 4
 LEAST = 16  # pixels, at the pyramid's coarsest level
 
-Size = Annotated[str, r.text_matching(r"\d{1,5}", "a size")]
 Task = tuple[str, Fields, int]  # its key, recipe and seed
 
 
@@ -54,27 +54,6 @@ class Setup:
     steps: int
     threads: int | None = None
     points: int = 1
-
-
-class Point(r.Record, kw_only=True):
-    """What a training's samples are like after so many steps, and the seconds that these took without measuring.
-
-    `levels` are the sliced Wasserstein distances by resolution, times 1000. The others are those of
-    `ladder.training.distances`; None for images of another size than the classifier's.
-    """
-
-    step: r.Count = 0
-    seconds: r.Seconds = 0.0
-    levels: Annotated[dict[Size, r.Amount], r.size_between(16, 1)]
-    frechet: r.Amount | None = None
-    kid: r.Real | None = None
-    precision: r.Share | None = None
-    recall: r.Share | None = None
-
-    @property
-    def swd(self) -> float:
-        """Return the mean of the levels."""
-        return sum(self.levels.values()) / len(self.levels)
 
 
 @dataclass(frozen=True)
@@ -146,7 +125,8 @@ def draw_samples(step: stylegan_lite.step.TrainingStep, count: int) -> Tensor:
     """Return ``count`` images of the averaged generator. The latents are the same for every rung and seed."""
     generator = torch.Generator().manual_seed(LATENT_SEED)
     z = torch.randn(count, step.workload.z_dim, generator=generator)
-    return torch.cat([step.sample(part) for part in z.split(step.workload.batch)])
+    batch = max(step.workload.batch, SAMPLE_PIXELS // step.workload.resolution**2)
+    return torch.cat([step.sample(part) for part in z.split(batch)])
 
 
 def read_real(setup: Setup, half: int = 0) -> Tensor:
@@ -158,7 +138,7 @@ def read_real(setup: Setup, half: int = 0) -> Tensor:
 
 def measure_floor(setup: Setup) -> Point:
     """Return what one half of the images is like beside the other: no samples of a training are nearer to them."""
-    return measure_samples(read_real(setup), read_real(setup, half=1))
+    return measure_samples(*(read_real(setup, half).to(setup.device) for half in (0, 1)))
 
 
 # --- several at a time ------------------------------------------------------------------------------------------------

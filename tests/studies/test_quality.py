@@ -18,7 +18,8 @@ from ladder.images import idx
 from ladder.studies import frame, quality
 from ladder.studies.quality import STUDY, Case, Observed
 from ladder.training import canary, features
-from ladder.training.canary import Outcome, Point
+from ladder.training.canary import Outcome
+from ladder.training.point import Point
 from tests.studies.test_contract import read
 from tests.support.commands import call, refused
 from tests.support.small import LITTLE
