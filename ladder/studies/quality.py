@@ -5,7 +5,8 @@ samples are compared with the data after equally many images.
 
 The answer is an equivalence test: two one-sided t tests (Schuirmann 1987) of a rung's n distances at the end against
 the baseline's 2n, at 5% each. The margin follows from the baseline alone and is known before another rung is trained:
-it is what two sets of n seeds of the baseline stay within with 99%.
+it is what two sets of n seeds of the baseline stay within with 99%. Rungs that train alike are called worse
+with at most 5%, all of a file together.
 """
 
 from __future__ import annotations
@@ -330,18 +331,23 @@ def derive_target(file: File) -> float | None:
     return statistics.fmean(value for value in base if value is not None) + margin
 
 
-def judge_rung(base: Sequence[float], other: Sequence[float], margin: float) -> tuple[float, float, str]:
+def judge_rung(
+    base: Sequence[float], other: Sequence[float], margin: float, rungs: int = 1
+) -> tuple[float, float, str]:
     """Return the 90% interval of a rung's mean distance less the baseline's, and the answer.
 
-    "as good" if the interval lies within the margin on both sides; else "worse" or "better" if it does not hold 0.
+    "as good" if the interval lies within the margin on both sides. Else "worse" or "better" if a wider interval does
+    not hold 0: with its level, any of so many `rungs` that trains alike is called worse with at most 5% (Bonferroni).
     """
-    bounds = estimates.welch_interval(other, base, TESTS)
-    assert bounds is not None  # both have two seeds or more
-    low, high = bounds[0] - bounds[3], bounds[0] + bounds[3]
+    near, far = (estimates.welch_interval(other, base, 1 - (1 - TESTS) / k) for k in (1, rungs))
+    assert near is not None and far is not None  # both have two seeds or more
+    difference, _, _, half = near
+    low, high = difference - half, difference + half
     if -margin <= low and high <= margin:
         return low, high, "as good"
-    undecided = f"not decided with {len(other)} seeds"
-    return low, high, "worse" if low > 0 else "better" if high < 0 else undecided
+    if abs(difference) > far[3]:
+        return low, high, "worse" if difference > 0 else "better"
+    return low, high, f"not decided with {len(other)} seeds"
 
 
 def find_seconds(points: Sequence[tuple[float, float]], target: float) -> float | None:
@@ -371,7 +377,7 @@ def derive_rungs(file: File) -> list[Rung]:
             rung = structs.replace(rung, verdict="broke")
         elif rungs and margin is not None and len(last) == planned[name]:
             base = [value for value in rungs[0].distances if value is not None]
-            low, high, verdict = judge_rung(base, known, margin)
+            low, high, verdict = judge_rung(base, known, margin, len(planned) - 1)
             rung = structs.replace(rung, low=low, high=high, verdict=verdict)
         curves = [each.points for each in runs.values() if each.points]
         if is_timed and curves:

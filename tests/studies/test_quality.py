@@ -69,6 +69,18 @@ def test_a_rung_is_as_good_worse_better_or_not_decided_by_two_one_sided_tests() 
         assert (max(each.pvalue for each in error) < 0.05) == (rung.verdict == "as good"), name
 
 
+def test_a_rung_among_many_is_worse_only_by_a_difference_that_chance_alone_does_not_make() -> None:
+    worse = shift(0.4, 1.5)
+    alone, among = (
+        quality.derive_rungs(
+            make_file(base=BASE, rung=worse, **{f"same{k}": shift(0) for k in range(others)})
+        )[1]
+        for others in (0, 19)
+    )
+    assert alone.verdict == "worse" and among.verdict == "not decided with 5 seeds"
+    assert (alone.low, alone.high) == (among.low, among.high)
+
+
 def test_there_is_no_answer_before_all_seeds_are_there_and_none_for_a_rung_that_broke() -> None:
     file = make_file(base=BASE, rung=shift(0))
     for lacking in ("base, 9", "rung, 4"):
