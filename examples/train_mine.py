@@ -62,9 +62,7 @@ def train(folder: str, out: Path, steps: int, preset: str | None) -> int:
                 save()
         save()
         with replace_file(out / "G_ema.pt") as temporary:
-            torch.save(
-                {name: value.cpu() for name, value in step.averages["G"].state_dict().items()}, temporary
-            )
+            torch.save({k: v.cpu() for k, v in step.averages["G"].state_dict().items()}, temporary)
         return 130 if step.count < steps else 0
 
 

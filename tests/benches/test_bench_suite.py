@@ -16,7 +16,15 @@ from tests import bench_kernels
 ROOT = Path(__file__).resolve().parents[2]
 # Public ops of `kernels` and `kernels.cuda` ("cuda.") without an entry, with the reason.
 NOT_TIMED = {"scale_channels": "another name of modulate", "cuda.empty": "does nothing, and has no input"}
-NO_OPS = {"available", "cuda.available", "cuda.Flags", "cuda.Resources", "cuda.resources", "cuda.Unavailable"}
+NO_OPS = {
+    "available",
+    "fast_double_backward",
+    "cuda.available",
+    "cuda.Flags",
+    "cuda.Resources",
+    "cuda.resources",
+    "cuda.Unavailable",
+}
 
 
 def test_with_a_gpu_it_runs_every_case_of_asv_in_every_direction(monkeypatch):

@@ -183,14 +183,14 @@ def planted_in(what):
 
 def stale(step):
     """Like a graph that was captured with other buffers: it never reads the loaded ones."""
-    captured, inner = copy.deepcopy(step.inputs), step._loss
+    captured, inner = copy.deepcopy(step.given), step._loss
 
     def loss(phase):
-        current, step.inputs = step.inputs, captured
+        current, step.given = step.given, captured
         try:
             return inner(phase)
         finally:
-            step.inputs = current
+            step.given = current
 
     step._loss = loss
 

@@ -34,7 +34,7 @@ def parity(recipe: dict[str, Any], cache: str, fault: str | None = None) -> dict
     step.keep_gradients = True
     ranks = step.ranks
     if fault == PLANTED[0]:
-        ranks.reduce = lambda phase, gradients, loss: None
+        ranks.reduce = lambda *_: None
     elif fault == PLANTED[1]:
         ranks.local = True
     step.prepare()

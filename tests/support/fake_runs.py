@@ -19,7 +19,7 @@ from ladder.results.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests" / "support" / "fake_code"
-WORKLOAD = {"batch": 8, "data": "/home/someone/pictures"}
+WORKLOAD = {"batch": 8, "resolution": 8, "data": "/home/someone/pictures"}
 
 
 class Planned(NamedTuple):

@@ -149,7 +149,7 @@ class UpstreamStep:
         shuffle = torch.Generator().manual_seed(seed)
         order = torch.utils.data.RandomSampler(data, num_samples=2**40, generator=shuffle)
         # Ours, from its file: in this process `stylegan_lite` is a package that stands for NVIDIA's.
-        path = ROOT / "stylegan_lite" / "dataworkers.py"
+        path = ROOT / "stylegan_lite" / "step" / "dataworkers.py"
         spec = importlib.util.spec_from_file_location("ladder.studies.upstream.dataworkers", path)
         workers = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(workers)
