@@ -42,7 +42,7 @@ def test_a_rung_that_fails_is_a_record_and_the_others_go_on(tmp_path: Path) -> N
     assert found["first"]["speedup_previous"] is None and found["chatty"]["speedup_previous"] > 1
     assert result["complete"] and stored(tmp_path) == result
     assert "someone" not in json.dumps(result) and str(tmp_path) not in json.dumps(result)
-    assert result["workload"] == {"name": "fake", "batch": 8, "data": "user-images"}
+    assert result["workload"] == {"name": "fake", "batch": 8, "resolution": 8, "data": "user-images"}
 
 
 def test_a_rung_that_fails_in_a_later_round_has_no_number_and_keeps_its_samples(tmp_path: Path) -> None:
