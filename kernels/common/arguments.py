@@ -4,7 +4,7 @@ They read types, shapes and Python's own numbers, never a tensor's values: nothi
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import wraps
 from numbers import Integral, Real
 from typing import Any
@@ -16,7 +16,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Kinds of numbers. The compiler traces a number as a SymInt or SymFloat. Integral and Real let NumPy's numbers in.
 WHOLE, ANY_WHOLE = (int, torch.SymInt), (int, torch.SymInt, Integral)
 REAL = (float, int, torch.SymFloat, torch.SymInt, Real)
-MOST = 4096  # calls that `check_once` keeps
+MOST = 4096  # shapes and numbers that are remembered
 NOT_LISTS = (*REAL, str, bytes, dict, set)
 
 
@@ -38,12 +38,17 @@ def check_once(check: Callable) -> Callable:
         except TypeError:  # an argument of a wrong type, which the check refuses
             return check(*args, **kwargs)
         found = check(*args, **kwargs)
-        if len(known) >= MOST:
-            known.clear()
-        known[key] = found
+        remember(known, key, found)
         return found
 
     return run
+
+
+def remember(known: dict, key: Hashable, value: Any, most: int = MOST) -> None:
+    """Keep a value by its key. A program with ever new shapes begins anew when it has `most` of them."""
+    if len(known) >= most:
+        known.clear()
+    known[key] = value
 
 
 def facts_of(values: Iterable[Any]) -> tuple:

@@ -13,17 +13,16 @@ import torch
 from torch import Tensor
 
 from . import dependent_launch
+from .arguments import remember
 from .language import triton
 
 ALIGNED = 16  # bytes; Triton compiles a kernel for pointers that are multiples of it, and another for others
-MOST = 4096  # launches that are kept; a program with ever new shapes begins anew
 LEAST = (3, 6)  # Triton whose compiled kernels take every parameter in order
 # "direct" as above, "triton" for launches that are watched, "none" for no launches: it times the CPU without a GPU.
 way = "direct"
 
-Known = dict[
-    tuple, tuple[Callable[..., None], tuple]
-]  # compiled kernels, each with the arguments behind the tensors
+# Compiled kernels, each with the arguments behind the tensors.
+Known = dict[tuple, tuple[Callable[..., None], tuple]]
 
 _known: Known = {}
 _device = torch.cuda.current_device
@@ -106,10 +105,8 @@ def _keep(known: Known, key: tuple, kernel: Any, compiled: Any, grid: tuple[int,
     if not hasattr(compiled, "packed_metadata") or _version() < LEAST:
         return
     _stream = triton.runtime.driver.active.get_current_stream
-    if len(known) >= MOST:
-        known.clear()
     tail = [constants[name] for name in kernel.arg_names[count + len(numbers) :]]
-    known[key] = compiled[(*grid, 1, 1)[:3]], (*numbers, *tail)
+    remember(known, key, (compiled[(*grid, 1, 1)[:3]], (*numbers, *tail)))
 
 
 def _version() -> tuple[int, ...]:

@@ -38,16 +38,13 @@ def needed(ctx, tensors: tuple[bool, ...] | None = None) -> tuple[bool, ...]:
         if tensors is None or (index < len(tensors) and tensors[index]):
             node = nodes[place][0] if place < len(nodes) else None
             place += 1
-            found[index] = needs and node is not None and will_execute(node)
+            found[index] = needs and node is not None and _runs(node)
         else:
             found[index] = False
     return tuple(found)
 
 
-def will_execute(node) -> bool:
-    """Return whether the running backward pass executes this node, as far as PyTorch can say."""
-    if _will_execute is None:
-        return True
+def _runs(node) -> bool:
     try:
         return _will_execute(node)
     # Either no pass is running, or the node is a leaf, which `autograd.grad` captures and does not execute.

@@ -108,15 +108,15 @@ class Sums:
         channels: int | None = None,
     ):
         """channels: the numbers in a row of partial sums, by default those of the tiles."""
-        self.t, self.dtype, self.out = t, accumulator(dtype), (sample, channel, program)
+        self.launches, self.out, dtype = t.launches, (sample, channel, program), accumulator(dtype)
         self.channels = t.sizes[0] if channels is None else channels
-        rows = t.programs, t.rows, t.grid[0] * t.grid[1]
+        self.rows = rows = t.programs, t.rows, t.grid[0] * t.grid[1]
         if sample is not None and rows[0] != 1:
-            sample = sample.new_empty((sample.numel() * rows[0],), dtype=self.dtype)
+            sample = sample.new_empty((sample.numel() * rows[0],), dtype=dtype)
         if channel is not None and rows[1] != 1:
-            channel = channel.new_empty((rows[1] * self.channels,), dtype=self.dtype)
+            channel = channel.new_empty((rows[1] * self.channels,), dtype=dtype)
         if program is not None and rows[2] != 1:
-            program = program.new_empty((rows[2],), dtype=self.dtype)
+            program = program.new_empty((rows[2],), dtype=dtype)
         self.into = [sample, channel, program]
 
     @property
@@ -132,8 +132,7 @@ class Sums:
         """
         if self.pending:
             parts = tuple([None if p is out else p for p, out in zip(self.into, self.out, strict=True)])
-            rows = self.t.programs, self.t.rows, self.t.grid[0] * self.t.grid[1]
-            add_up(parts, self.out, rows, self.channels, launches=self.t.launches)
+            add_up(parts, self.out, self.rows, self.channels, launches=self.launches)
         return self.out
 
 

@@ -16,7 +16,7 @@ TOP, FOLDER = "torch_utils", "ops"
 UNDO = f"git checkout {TOP}; rm -r {TOP}/{FOLDER}/{PACKAGE}"  # in a clone
 HERE = Path(__file__).parent / "nvidia"
 REPLACED = ("bias_act", "conv2d_gradfix", "conv2d_resample", "fma", "grid_sample_gradfix", "upfirdn2d")
-SHARED = "prepared"  # goes into the package
+SHARED = "shared"  # goes into the package
 START = "start"  # becomes `torch_utils/__init__.py`, which NVIDIA left empty
 PAGE = """# Ops in place of NVIDIA's
 

@@ -60,7 +60,7 @@ def ops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cases.Ops]:
 @pytest.fixture(autouse=True)
 def quiet(ops: cases.Ops) -> Iterator[None]:
     """Forget which warnings were given. Tests of warnings look for themselves."""
-    inside(".prepared")._warned.clear()
+    inside(".shared")._warned.clear()
     with warnings.catch_warnings(), torch.device(cases.DEVICE):
         warnings.simplefilter("ignore")
         yield

@@ -11,14 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import bias_act as _fused
+from kernels.common.arguments import remember
 from kernels.common.tiles import dense, is_nhwc, without_autocast
 from kernels.pointwise.bias_act import Call, run_call
-from ladder.publish.export.nvidia.prepared import _init as _init
-from ladder.publish.export.nvidia.prepared import (
-    can_run,
-    remember,
-    warn_once,
-)
+from ladder.publish.export.nvidia.shared import MOST, can_run, warn_once
+from ladder.publish.export.nvidia.shared import _init as _init
 
 
 class _Activation(dict[str, Any]):
@@ -100,7 +97,7 @@ def bias_act(
         inputs = dense(x), None if b is None else b.contiguous()
         call = Call(slope, gain, clamp, is_nhwc(inputs[0]), x.dtype)
         if are_numbers and inputs[0] is x and inputs[1] is b:
-            remember(_calls, key, call)
+            remember(_calls, key, call, MOST)
         return run_call(call, *inputs, None, None, None, x.dtype)
     if b is not None:
         x = x + b.to(x.dtype).reshape([-1 if each == dim else 1 for each in range(x.dim())])

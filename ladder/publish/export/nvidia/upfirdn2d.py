@@ -14,15 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.common.arguments import remember
 from kernels.common.tiles import dense, without_autocast
 from kernels.upfirdn.upfirdn2d import _Call, _plan, run_call
-from ladder.publish.export.nvidia.prepared import _init as _init
-from ladder.publish.export.nvidia.prepared import (
-    can_run,
-    is_capturing,
-    remember,
-    warn_once,
-)
+from ladder.publish.export.nvidia.shared import MOST, can_run, is_capturing, warn_once
+from ladder.publish.export.nvidia.shared import _init as _init
 
 LONGEST = 8  # taps of the fused op
 # The largest relative error of taps for which they stand for a filter: rounding of FP32, or of float64.
@@ -140,7 +136,7 @@ def upfirdn2d(
                 call = _plan(image, taps.taps, up=ups[0], down=downs[0], **options)
                 call = call._replace(nhwc=not image.is_contiguous())
                 if image is x and isinstance(gain, int | float):
-                    remember(served.calls, key, call)
+                    remember(served.calls, key, call, MOST)
                 return run_call(image, call)
             warn_once("upfirdn2d", str(served))
         return _compute(x, f, ups, downs, sides, flip_filter, gain)

@@ -1,17 +1,15 @@
-"""What the drop-in files share: warnings, whether fused ops can run, and calls that are known by their shapes."""
+"""What the drop-in files share: their warnings, and whether fused ops can run."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.dispatch import can_run_fused
 
-MOST = 1024  # shapes that are kept for an op
+MOST = 1024  # calls of an op that are remembered
 
 _warned: set[tuple[str, str]] = set()
 
@@ -40,10 +38,3 @@ def _init() -> bool:
 def is_capturing() -> bool:
     """Return whether a CUDA graph is being captured, where nothing may be copied to the host."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-def remember(known: dict[Hashable, Any], key: Hashable, call: Any) -> None:
-    """Keep the facts of a call. A program with ever new shapes begins anew when it has too many."""
-    if len(known) >= MOST:
-        known.clear()
-    known[key] = call
