@@ -6,7 +6,6 @@ PyTorch strays from FP64 by itself, in several spellings of the step.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -21,11 +20,12 @@ from torch import Tensor
 import stylegan_lite
 from ladder.core.errors import format_error
 from ladder.core.files import one_at_a_time, replace_file
-from ladder.core.plain import Fields
+from ladder.core.plain import Fields, Plain
 from ladder.parity import adam_state, reference
 from ladder.parity.reference import Outcome, Reference, inputs_are_ours, load_inputs
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.step import TrainingStep
+from stylegan_lite.step.settings import set_flags
 
 # How far a rung may stray, in units of the worst plain spelling of its precision. Judged by the others, no spelling
 # needed more than 2.16 (results/archive/parity).
@@ -312,7 +312,7 @@ def run_spellings(ref: Reference, precision: str, device: str) -> tuple[dict[str
     for number, recipe in enumerate(list_spellings(ref.workload, precision, device)):
         label = ", ".join(f"{k}: {v}" for k, v in recipe.items())
         try:
-            with set_flag(str(recipe.pop("cudnn", "")), str(recipe.pop("mkldnn", ""))):
+            with set_flags(list_flags(recipe)):
                 step = stylegan_lite.make_step(ref.workload.to_dict(), recipe, device=device, seed=0)
                 step.keep_gradients = True
                 errors = measure_errors(step, ref, budget=True)[0]
@@ -326,19 +326,11 @@ def run_spellings(ref: Reference, precision: str, device: str) -> tuple[dict[str
     return runs, left_out
 
 
-@contextlib.contextmanager
-def set_flag(cudnn: str, mkldnn: str) -> Iterator[None]:
-    """Set a flag of cuDNN by name, or switch oneDNN off, while the block runs."""
-    flags = [(torch.backends.cudnn, cudnn, True)] if cudnn else []
-    flags += [(torch.backends.mkldnn, "enabled", False)] if mkldnn == "off" else []
-    before = [(module, name, getattr(module, name)) for module, name, _ in flags]
-    try:
-        for module, name, value in flags:
-            setattr(module, name, value)
-        yield
-    finally:
-        for module, name, value in before:
-            setattr(module, name, value)
+def list_flags(spelling: Plain) -> list[tuple[Any, str, Any]]:
+    """Take the flags of cuDNN and oneDNN out of a spelling, which is a recipe without them."""
+    cudnn, mkldnn = spelling.pop("cudnn", ""), spelling.pop("mkldnn", "")
+    flags = [(torch.backends.cudnn, str(cudnn), True)] if cudnn else []
+    return flags + ([(torch.backends.mkldnn, "enabled", False)] if mkldnn == "off" else [])
 
 
 def find_worst(runs: dict[str, list[Errors]]) -> Errors:

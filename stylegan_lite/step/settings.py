@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,13 @@ def global_flags(recipe: Recipe) -> Iterator[None]:
         wanted.append((torch.backends.cuda.matmul, "fp32_precision", recipe.fp32_precision))
     if recipe.dependent_launch:
         wanted.append((dependent_launch, "ON", True))
+    with set_flags(wanted):
+        yield
+
+
+@contextlib.contextmanager
+def set_flags(wanted: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Set flags, each (where it is, name, value), while the block runs."""
     before = [(module, name, getattr(module, name)) for module, name, _ in wanted]
     try:
         for module, name, value in wanted:
