@@ -266,8 +266,8 @@ def show_staircase(pair: Pair, studies: Sequence[File]) -> Section:
     legend = [("busy", "GPU working"), ("idle", "GPU waiting")]
     about = f"{shown.workload}; milliseconds a step, lower is better; each rung with those before it."
     about += f" The article is {ARTICLE_TITLE}, {shown.reference.partition(',')[0]}."
-    if pair[1] and (first := next((row.step_ms for row in view(pair[1]).rows if row.step_ms), None)):
-        about += f" The last row is of another run, whose baseline took {format_ms(first)} ms."
+    if machine.began_ms:
+        about += f" The last row is of another run, whose baseline took {format_ms(machine.began_ms)} ms."
     chart = Bars(bars, "Milliseconds a step of each rung", legend)
     return Section("staircase", f"The staircase on an {machine.name}", about, [chart])
 

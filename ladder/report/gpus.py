@@ -39,12 +39,17 @@ PUBLISHED_AS = (
 
 @dataclass(frozen=True)
 class Machine:
-    """The rungs of one GPU. `top` is the highest rung with a number of the longer ladder, where that was measured."""
+    """The rungs of one GPU.
+
+    `top` is the highest rung with a number of the longer ladder, where that was measured; `began_ms` the lowest's
+    milliseconds there.
+    """
 
     name: str
     shown: View
     top: Row | None
     rungs: int  # of the longer ladder up to `top`
+    began_ms: float | None = None
 
     def find_row(self, name: str) -> Row | None:
         """Return a rung of the article's ladder."""
@@ -174,9 +179,11 @@ def draw_hero(machine: Machine, official_ms: float | None, theme: Theme) -> Any:
 def read_machine(article: Result, longer: Result | None) -> Machine:
     """Return the rungs of a GPU under its short name."""
     shown = view(article)
-    top = next((row for row in reversed(view(longer).rows) if row.step_ms), None) if longer else None
-    rungs = rungs_up_to(longer, top.name) if longer and top else 0
-    return Machine(shorten_gpu(shown.machine.split(",")[0]), shown, top, rungs)
+    timed = [row for row in view(longer).rows if row.step_ms] if longer else []
+    name = shorten_gpu(shown.machine.split(",")[0])
+    if longer is None or not timed:
+        return Machine(name, shown, None, 0)
+    return Machine(name, shown, timed[-1], rungs_up_to(longer, timed[-1].name), timed[0].step_ms)
 
 
 def shorten_gpu(name: str) -> str:
