@@ -85,6 +85,7 @@ def train_rung(setup: Setup, recipe: Fields, real: Tensor, seed: int) -> Outcome
             step.prepare()
             torch.manual_seed(seed)
             points, seconds, data = [], 0.0, real.to(setup.device)
+            known = find_features(data)
             for number in range(setup.points):
                 first, end = (setup.steps * k // setup.points for k in (number, number + 1))
                 begin = time.perf_counter()
@@ -95,7 +96,7 @@ def train_rung(setup: Setup, recipe: Fields, real: Tensor, seed: int) -> Outcome
                 seconds += time.perf_counter() - begin
                 if problem := step.check_finite():
                     return Outcome(reason=problem)
-                point = measure_samples(data, draw_samples(step, len(real)))
+                point = measure_samples(data, draw_samples(step, len(real)), known)
                 points.append(structs.replace(point, step=end, seconds=round(seconds, 4)))
         finally:
             step.close()
@@ -106,12 +107,17 @@ def train_rung(setup: Setup, recipe: Fields, real: Tensor, seed: int) -> Outcome
     return Outcome(tuple(points), len(real))
 
 
-def measure_samples(real: Tensor, fake: Tensor) -> Point:
-    """Return what images [N, 3, R, R] in [-1, 1] are like beside as many real ones."""
+def find_features(images: Tensor) -> Tensor | None:
+    """Return the features of images of the classifier's size, None for others."""
+    return features.extract_features(images) if images.shape[-1] == features.SIDE else None
+
+
+def measure_samples(real: Tensor, fake: Tensor, known: Tensor | None = None) -> Point:
+    """Return what images [N, 3, R, R] in [-1, 1] are like beside as many real ones, whose features may be `known`."""
     levels = {str(side): round(value, 3) for side, value in measure_distances(real, fake).items()}
-    if real.shape[-1] != features.SIDE:
+    ours, theirs = find_features(real) if known is None else known, find_features(fake)
+    if ours is None or theirs is None:
         return Point(levels=levels)
-    ours, theirs = features.extract_features(real), features.extract_features(fake)
     return Point(
         levels=levels,
         frechet=round(distances.measure_frechet(ours, theirs), 5),
