@@ -457,9 +457,5 @@ def run_losses(
         step.close()
 
 
-def _are_modules(values: Any) -> bool:
-    return all(isinstance(each, nn.Module) for each in values)
-
-
 def _is_mask(index: Any) -> bool:
     return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
