@@ -52,7 +52,7 @@ def remember(known: dict, key: Hashable, value: Any, most: int = MOST) -> None:
 
 
 def facts_of(values: Iterable[Any]) -> tuple:
-    """Return all that a check reads of these arguments: it never reads numbers in tensors, or their memory format."""
+    """Return what a check may depend on: shapes, dtypes and devices of tensors, and other values with their types."""
     return tuple(
         [
             (each.shape, each.dtype, each.device)

@@ -18,8 +18,9 @@ from .language import triton
 
 ALIGNED = 16  # bytes; Triton compiles a kernel for pointers that are multiples of it, and another for others
 LEAST = (3, 6)  # Triton whose compiled kernels take every parameter in order
-# "direct" as above, "triton" for launches that are watched, "none" for no launches: it times the CPU without a GPU.
-way = "direct"
+# "direct": as above. "triton": always by way of Triton, where launches are intercepted. "none": nothing is launched, so
+# that the CPU can be timed without a GPU.
+mode = "direct"
 
 # Compiled kernels, each with the arguments behind the tensors.
 Known = dict[tuple, tuple[Callable[..., None], tuple]]
@@ -47,28 +48,28 @@ def launch_known(
     arguments: tuple,
     describe: Callable[[], tuple[tuple[int, ...], tuple, dict[str, Any]]],
 ) -> None:
-    """Do the same for a launch whose `key` says all but the arguments.
+    """Launch likewise, where a `key` determines everything but the arguments.
 
     Args:
         known: where the compiled kernel is kept, for arguments of these dtypes.
-        key: what a description depends on beside `known`, the kernel and the arguments.
+        key: what `describe` depends on, besides `known`, the kernel and the arguments.
         describe: returns the grid, numbers behind the arguments, and the constants.
     """
-    if way == "none":
+    if mode == "none":
         return
     addresses, kinds, device = _read(arguments)
     if device >= 0 and device != _device():  # Triton launches on the current device.
         with torch.cuda.device(device):
             return launch_known(known, key, kernel, arguments, describe)
     whole = (id(kernel), device, dependent_launch.ON, key, *kinds)
-    found = known.get(whole) if way == "direct" else None
+    found = known.get(whole) if mode == "direct" else None
     if found is not None:
         found[0](*addresses, *found[1], stream=_stream(device))
         return
     grid, numbers, constants = describe()
     constants = constants | dependent_launch.launching()
     compiled = kernel[grid](*arguments, *numbers, **constants)
-    if way == "direct":
+    if mode == "direct":
         _keep(known, whole, kernel, compiled, grid, len(arguments), numbers, constants)
 
 

@@ -12,7 +12,7 @@ _will_execute = getattr(torch._C, "_will_engine_execute_node", None)
 
 
 def is_recorded(*tensors: Tensor | None) -> bool:
-    """Return whether autograd records a call on these tensors. A Function's call takes the CPU a good part of an op."""
+    """Return whether autograd records a call on these tensors. Else its Function need not be called."""
     if torch.is_grad_enabled():
         for each in tensors:
             if each is not None and each.requires_grad:

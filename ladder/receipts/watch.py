@@ -262,9 +262,9 @@ def intercept_launches(
         yield
         return
     original = KernelInterface.__getitem__
-    older: Any = types.SimpleNamespace(way=None)  # commits without this module launch by way of Triton
+    older: Any = types.SimpleNamespace(mode=None)  # commits without this module launch by way of Triton
     launches = sys.modules.get(f"{package}.common.launches", older)
-    way = launches.way
+    mode = launches.mode
 
     def get_launch(self: Any, grid: Any) -> Any:
         launch = original(self, grid)
@@ -279,12 +279,12 @@ def intercept_launches(
         return run
 
     KernelInterface.__getitem__ = get_launch
-    launches.way = "triton"
+    launches.mode = "triton"
     try:
         yield
     finally:
         KernelInterface.__getitem__ = original
-        launches.way = way
+        launches.mode = mode
 
 
 @contextlib.contextmanager

@@ -112,14 +112,14 @@ class Timer:
         """
         from kernels.common import launches
 
-        way, launches.way = launches.way, launches.way if self.gpu.name == "cuda" else "none"
+        mode, launches.mode = launches.mode, launches.mode if self.gpu.name == "cuda" else "none"
         try:
             begin = time.perf_counter()
             for _ in range(self.rules.host_calls):
                 call()
             return _positive((time.perf_counter() - begin) / self.rules.host_calls)
         finally:
-            launches.way = way
+            launches.mode = mode
             self.gpu.synchronize()
 
     def events(self, calls: Sequence[Call], temperature: str) -> float:
