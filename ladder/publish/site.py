@@ -266,15 +266,17 @@ def show_staircase(pair: Pair, studies: Sequence[File]) -> Section:
     legend = [("busy", "GPU working"), ("idle", "GPU waiting")]
     about = f"{shown.workload}; milliseconds a step, lower is better; each rung with those before it."
     about += f" The article is {ARTICLE_TITLE}, {shown.reference.partition(',')[0]}."
-    if machine.began_ms:
-        about += f" The last row is of another run, whose baseline took {format_ms(machine.began_ms)} ms."
+    about += " A total is the geometric mean, over generations, of the ratio to the run's own baseline"
+    about += f" ({format_ms(machine.began_ms)} ms for the last row)." if machine.began_ms else "."
     chart = Bars(bars, "Milliseconds a step of each rung", legend)
     return Section("staircase", f"The staircase on an {machine.name}", about, [chart])
 
 
 def list_sections(entries: Sequence[Entry], history: Sequence[Card], raw: Table) -> list[Section]:
     """Return the sections of the front page that have content: of the runs that it shows, and of all its files."""
-    about_answers = "Milliseconds a step, and of GPU work. A total is over the baseline of its own run."
+    about_answers = (
+        "Milliseconds a step, and of GPU work. A total is a mean of ratios to the baseline of its own run."
+    )
     about_raw = "Every file holds all samples in time order. `ladder validate` accepted them all."
     ladders = [tabulate_ladders(entries)] if entries else []
     sections = [
