@@ -30,6 +30,8 @@ from ..common.tiles import INTERPRETED, accumulator, power_of_2, processor, tl, 
 
 GROUPS = (8, 16, 32)  # channels of a group
 DTYPES = (torch.bfloat16, torch.float16)
+# Arguments whose values do not make Triton compile a kernel anew; C does
+COUNTS = ["N", "H", "W", "pairs", "strips", "rows", "w_o", "w_i", "w_y", "w_x"]
 
 
 class Config(NamedTuple):
@@ -129,7 +131,7 @@ def my_part(pairs, C, strips, rows, H, BLOCK: tl.constexpr, GROUP: tl.constexpr)
 # ---- kernels -----------------------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def grouped_conv_kernel(
     x, w, y, N, H, W, C, pairs, strips, rows, w_o, w_i, w_y, w_x,
     FLIP: tl.constexpr, GROUP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
@@ -162,7 +164,7 @@ def grouped_conv_kernel(
         tl.store(y + (to + width * (r - 1)), done.to(y.dtype.element_ty), kept & (r > first))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def grouped_correlate_kernel(
     g, x, partials, N, H, W, C, pairs, strips, rows,
     GROUP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
