@@ -28,7 +28,7 @@ mode = "direct"
 Known = dict[tuple, tuple[Callable[[int, tuple], Any], tuple]]
 
 _known: Known = {}
-_device = torch.cuda.current_device
+_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _stream: Callable[[int], int]  # Triton's; known once it has launched
 
 

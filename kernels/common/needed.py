@@ -33,7 +33,9 @@ def needed(ctx, tensors: tuple[bool, ...] | None = None) -> tuple[bool, ...]:
     """
     if _will_execute is None or torch.compiler.is_compiling():
         return ctx.needs_input_grad
-    runs = [node is not None and _runs(node) for node, _ in ctx.next_functions]  # of tensors; None: needs no gradient
+    runs = [
+        node is not None and _runs(node) for node, _ in ctx.next_functions
+    ]  # of tensors; None: needs no gradient
     if tensors is not None:
         there = iter(runs)
         runs = [each and next(there) for each in tensors]

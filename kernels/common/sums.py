@@ -168,7 +168,12 @@ def add_up(
     if segments or (by_channel is not None and channels) or by_program is not None:
         a, b, c = outs
         arguments = (
-            *(by_sample, a if by_sample is not None else None, by_channel, b if by_channel is not None else None),
+            *(
+                by_sample,
+                a if by_sample is not None else None,
+                by_channel,
+                b if by_channel is not None else None,
+            ),
             *(by_program, c if by_program is not None else None),
         )
         known = {} if launches is None else launches
