@@ -64,11 +64,18 @@ def refuse_workload(workload: Fields) -> None:
 
 
 def make_step(workload: Fields, recipe: Fields, *, device: str, seed: int = 0) -> UpstreamStep:
-    """Build NVIDIA's step to be timed, or one that examines itself if the recipe names a folder for findings."""
+    """Build a clone's step to be timed, or one that examines itself if the recipe names a folder for findings.
+
+    NVIDIA's, or R3GAN's if the recipe names a preset.
+    """
+    from ladder.studies.upstream.r3gan import R3GANStep
+
+    kind = R3GANStep if "preset" in recipe else UpstreamStep
     if "findings" not in recipe:
-        return UpstreamStep(workload, Path(recipe["folder"]), device, seed)
-    kind = Times if recipe["what"] == TIMES else Gradients
-    return kind(workload | {"data": None}, recipe, device, seed)
+        return kind(workload, recipe, device, seed)
+    examination = Times if recipe["what"] == TIMES else Gradients
+    examined = type(examination.__name__, (examination, kind), {})
+    return examined(workload | {"data": None}, recipe, device, seed)  # type: ignore[no-any-return]
 
 
 class UpstreamStep:
@@ -78,24 +85,34 @@ class UpstreamStep:
         updates: NVIDIA's name, network, optimizer and interval of each phase.
     """
 
-    fp16_resolutions = FP16_RESOLUTIONS
+    names = NAMES
     # A share of a cycle's kernels: style mixing begins at a random layer, and with none left it copies nothing.
     LAUNCHES_VARY = 0.001
 
-    def __init__(self, workload: Fields, folder: Path, device: str, seed: int) -> None:
-        self.recipe = {"folder": str(folder), "cudnn_benchmark": True}
-        self.workload, self.device = workload, device
-        if device != "cuda":  # stylegan3 ignores FP16 on a CPU, stylegan2-ada-pytorch would compute in it
-            self.fp16_resolutions = 0
-        self.modules = modules = source.load(folder)
+    def __init__(self, workload: Fields, recipe: Fields, device: str, seed: int) -> None:
+        self.recipe, self.workload, self.device = recipe, workload, device
+        # stylegan3 ignores FP16 on a CPU, stylegan2-ada-pytorch would compute in it
+        self.low_precision = device == "cuda" and torch.get_default_dtype() is torch.float32
+        self.modules = modules = source.load(Path(recipe["folder"]))
         torch.manual_seed(seed)
         torch.backends.cudnn.benchmark = True
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         self.gradfix = source.switch_gradfix(modules, device)
         if device == "cuda":
             source.build_ops(modules)
-        self.G, self.D = (net.train().requires_grad_(False).to(device) for net in self._networks())
+        self.number = self.seen = 0
+        self.updates: list[tuple[str, Any, Any, int]] = []
+        self._build()
         self.G_ema = copy.deepcopy(self.G).eval()
+        self.images = self._images(seed)
+        self.data_capacity = WORKERS * PREFETCH if workload["data"] else 0
+
+    def _build(self) -> None:
+        """Make networks, losses and optimizers."""
+        workload, modules, device = self.workload, self.modules, self.device
+        self.z_dim = workload["z_dim"]
+        self.fp16_resolutions = FP16_RESOLUTIONS if self.low_precision else 0
+        self.G, self.D = (net.train().requires_grad_(False).to(device) for net in self._networks())
         nets = {"G": self.G} | {f"G_{part}": getattr(self.G, part, None) for part in ("mapping", "synthesis")}
         gamma = workload["r1_gamma"]
         if gamma is None:  # NVIDIA's rule
@@ -106,7 +123,6 @@ class UpstreamStep:
             pl_batch_shrink=workload["pl_batch_shrink"], pl_decay=workload["pl_decay"],
             **source.pick_accepted(modules.loss.StyleGAN2Loss, **nets, pl_no_weight_grad=True),
         )  # fmt: skip
-        self.updates: list[tuple[str, Any, Any, int]] = []
         for name, module, interval in (
             ("G", self.G, workload["pl_interval"]),
             ("D", self.D, workload["r1_interval"]),
@@ -115,12 +131,11 @@ class UpstreamStep:
             betas = [workload[key] ** share for key in ("beta1", "beta2")]
             adam = torch.optim.Adam(module.parameters(), lr=workload["lr"] * share, betas=betas, eps=1e-8)
             self.updates += [(f"{name}main", module, adam, 1), (f"{name}reg", module, adam, interval)]
-        self.images = self._images(seed)
-        self.data_capacity = WORKERS * PREFETCH if workload["data"] else 0
-        self.number = self.seen = 0
 
     def _networks(self) -> tuple[Any, Any]:
         ours, networks = self.workload, self.modules.networks
+        if torch.get_default_dtype() is torch.float64:
+            networks.torch = Wide()
         size = {key: ours[key] for key in ("channel_base", "channel_max")}
         size |= {"conv_clamp": ours.get("conv_clamp") or CLAMP, "num_fp16_res": self.fp16_resolutions}
         both = {"c_dim": 0, "img_resolution": ours["resolution"], "img_channels": 3}
@@ -138,7 +153,7 @@ class UpstreamStep:
         """Yield batches of uint8 images without end. Without data it repeats one random batch."""
         shape = (self.workload["batch"], 3, *2 * (self.workload["resolution"],))
         if not self.workload["data"]:
-            images = torch.randint(256, shape, dtype=torch.uint8)
+            images = torch.randint(256, shape, dtype=torch.uint8, pin_memory=self.device == "cuda")
             return iter(lambda: (images, None), 0)
         data = self.modules.dataset.ImageFolderDataset(
             path=str(self.workload["data"]),
@@ -173,29 +188,32 @@ class UpstreamStep:
         """Return the number of iterations so far."""
         return self.number
 
-    def phases(self, number: int) -> list[str]:
+    def phases(self, number: int) -> tuple[str, ...]:
         """Return the names of the phases of this iteration."""
-        return [NAMES[name] for name, *_, interval in self.updates if number % interval == 0]
+        return tuple(self.names[name] for name, *_, interval in self.updates if number % interval == 0)
 
     def step(self, lazy: bool = True) -> None:
+        """Run the next iteration."""
+        self._step(self.number, lazy)
+
+    def _step(self, number: int, lazy: bool) -> None:
         """Run one iteration. Phases that are not due are left out, and lazy phases too where `lazy` is false."""
-        batch = self.workload["batch"]
-        images, latents = self.draw()
-        for update, z in zip(self.updates, latents.split(batch), strict=True):
+        for update, (images, z) in zip(self.updates, self.draw(), strict=True):
             _, module, adam, interval = update
-            if self.number % interval or (interval > 1 and not lazy):
+            if number % interval or (interval > 1 and not lazy):
                 continue
             self.accumulate(update, images, z)
             self._update(module, adam)
         self._average()
-        self.number, self.seen = self.number + 1, self.seen + batch
+        self.number, self.seen = number + 1, self.seen + self.workload["batch"]
 
-    def draw(self) -> tuple[Any, Any]:
-        """Return the images of an iteration, from -1 to 1, and the latents of all phases."""
+    def draw(self) -> list[tuple[Any, Any]]:
+        """Return images, from -1 to 1, and latents of each phase of an iteration: the images are the same."""
         images, _ = next(self.images)
         images = images.to(self.device).to(torch.float32) / 127.5 - 1
-        count = len(self.updates) * self.workload["batch"]
-        return images, torch.randn([count, self.workload["z_dim"]], device=self.device)
+        batch = self.workload["batch"]
+        latents = torch.randn([len(self.updates) * batch, self.z_dim], device=self.device)
+        return [(images, z) for z in latents.split(batch)]
 
     def accumulate(self, update: tuple[str, Any, Any, int], images: Any, z: Any) -> None:
         """Compute the gradients of one phase."""
@@ -208,19 +226,26 @@ class UpstreamStep:
         compute(phase=name, real_img=images, real_c=labels, gen_z=z, gen_c=labels, gain=interval, **also)
         module.requires_grad_(False)
 
+    def _update(self, module: Any, adam: Any) -> None:
+        self._flatten(module, lambda flat: torch.nan_to_num(flat, nan=0, posinf=1e5, neginf=-1e5, out=flat))
+        adam.step()
+
     @staticmethod
-    def _update(module: Any, adam: Any) -> None:
+    def _flatten(module: Any, change: Callable[[Any], Any]) -> None:
+        """Put all gradients into one tensor, and change it."""
         weights = [each for each in module.parameters() if each.grad is not None]
         if weights:
             flat = torch.cat([each.grad.flatten() for each in weights])
-            torch.nan_to_num(flat, nan=0, posinf=1e5, neginf=-1e5, out=flat)
+            change(flat)
             for each, grad in zip(weights, flat.split([each.numel() for each in weights]), strict=True):
                 each.grad = grad.reshape(each.shape)
-        adam.step()
+
+    def _mean_images(self) -> float:
+        """Return over how many images the average's weight halves."""
+        return min(float(self.workload["ema_images"]), self.seen * 0.05)
 
     def _average(self) -> None:
-        images = min(self.workload["ema_images"], self.seen * 0.05)
-        beta = 0.5 ** (self.workload["batch"] / max(images, 1e-8))
+        beta = 0.5 ** (self.workload["batch"] / max(self._mean_images(), 1e-8))
         with torch.no_grad():
             for mean, now in zip(self.G_ema.parameters(), self.G.parameters(), strict=True):
                 mean.copy_(now.lerp(mean, beta))
@@ -240,12 +265,19 @@ class UpstreamStep:
         return {
             "cuda_ops": self.device == "cuda",
             "fast_double_backward": self.gradfix,
-            "fp16_resolutions": self.fp16_resolutions,
+            **self._precisions(),
             "cudnn_benchmark": True,
             "loader_workers": WORKERS if self.workload["data"] else 0,
             "parameters_G": sum(each.numel() for each in self.G.parameters()),
             "parameters_D": sum(each.numel() for each in self.D.parameters()),
         }
+
+    def _precisions(self) -> dict[str, int]:
+        return {"fp16_resolutions": self.fp16_resolutions}
+
+    def _place(self, weight: Any, noise: Any) -> Any:
+        """Return the weight of an examination, from the one it begins with and normal noise."""
+        return weight.float() + MOVED * noise
 
     def close(self) -> None:
         self.images = None
@@ -305,31 +337,30 @@ def set_default(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-class Gradients(UpstreamStep):
+if TYPE_CHECKING:
+    Examined = UpstreamStep
+else:
+    Examined = object  # the step of a clone comes behind it
+
+
+class Gradients(Examined):
     """Compare each phase's gradients with exact ones, which another examination wrote into the folder `exact`.
 
-    That one computes in FP64: where NVIDIA's networks name float32, they get float64. No update follows, so every phase
-    sees the same weights.
+    That one computes in FP64: where a clone's networks name float32, they get float64. No update follows, so every
+    phase sees the same weights.
     """
 
     def __init__(self, workload: Fields, recipe: Fields, device: str, seed: int) -> None:
         self.findings, self.exact, self.draws = Path(recipe["findings"]), Path(recipe["exact"]), Draws(seed)
         self.is_exact = recipe["what"] == EXACT
         self.dtype = torch.float64 if self.is_exact else torch.get_default_dtype()
-        if self.is_exact:
-            self.fp16_resolutions = 0
         with set_default(self.dtype), self.draws:
-            super().__init__(workload, Path(recipe["folder"]), device, seed)
+            super().__init__(workload, recipe, device, seed)
             with torch.no_grad():
                 for weight in [*self.G.parameters(), *self.D.parameters()]:
                     # in FP32, so that FP64 gets the same numbers
                     moves = torch.randn(weight.shape, device=self.device, dtype=torch.float32)
-                    weight.copy_(weight.float() + MOVED * moves)
-
-    def _networks(self) -> tuple[Any, Any]:
-        if self.is_exact:
-            self.modules.networks.torch = Wide()
-        return super()._networks()
+                    weight.copy_(self._place(weight, moves))
 
     def prepare(self) -> None:
         """Compute the gradients, and write their errors; exact ones are written rounded by 3e-8."""
@@ -343,9 +374,9 @@ class Gradients(UpstreamStep):
                 levels = torch.randint(256, shape, generator=self.draws.generator).to(torch.float32)
                 images = (levels / 127.5 - 1).to(self.device, torch.get_default_dtype())
                 for update in self.updates:
-                    z = torch.randn([len(images), self.workload["z_dim"]], device=self.device)
+                    z = torch.randn([len(images), self.z_dim], device=self.device)
                     self.accumulate(update, images, z)
-                    phase, weights = NAMES[update[0]], [*update[1].parameters()]
+                    phase, weights = self.names[update[0]], [*update[1].parameters()]
                     grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in weights]
                     values = torch.cat([each.flatten() for each in grads]).double().cpu().numpy()
                     path = self.exact / f"{phase}-{number}.npy"
@@ -362,12 +393,12 @@ class Gradients(UpstreamStep):
         (self.findings / SEEN).write_text(json.dumps(findings))
 
 
-class Times(UpstreamStep):
+class Times(Examined):
     """Write the GPU time in ms of each phase with its update: the union of its kernels and copies, under a profiler."""
 
     def __init__(self, workload: Fields, recipe: Fields, device: str, seed: int) -> None:
         self.findings = Path(recipe["findings"])
-        super().__init__(workload, Path(recipe["folder"]), device, seed)
+        super().__init__(workload, recipe, device, seed)
 
     def prepare(self) -> None:
         """Warm up, profile and write."""
@@ -377,11 +408,10 @@ class Times(UpstreamStep):
         super().prepare()
         self.step()  # every phase once more: its convolutions are tuned, its kernels compiled
         profiling.load_profiler()
-        images, latents = self.draw()
-        runs = [*zip(self.updates, latents.split(self.workload["batch"]), strict=True)] * REPEATS
+        runs = [(update, *drawn) for update, drawn in zip(self.updates, self.draw(), strict=True)] * REPEATS
         recorded = profiling.Recorded()
 
-        def run_phase(update: Any, z: Any) -> None:
+        def run_phase(update: Any, images: Any, z: Any) -> None:
             self.accumulate(update, images, z)
             self._update(update[1], update[2])
             torch.cuda.synchronize()
@@ -391,7 +421,7 @@ class Times(UpstreamStep):
                 recorded.run(functools.partial(run_phase, *each))
 
         recorded.profile = traces.profile_cycle(run_phases)
-        times = tabulate_times([NAMES[update[0]] for update, _ in runs], recorded.cycles())
+        times = tabulate_times([self.names[update[0]] for update, *_ in runs], recorded.cycles())
         (self.findings / SEEN).write_text(json.dumps(times))
 
 
