@@ -332,7 +332,7 @@ class Sitting:
 def open_clone(job: Job) -> Clone:
     """Return the clone that the user named. Raises UserError for what cannot be measured as NVIDIA's."""
     from ladder.publish.export import drop_in, package
-    from ladder.studies.upstream import step
+    from ladder.studies.upstream import loops
 
     if job.options.clone is None:
         raise UserError(f"CLONE is missing: `git clone {source.URL}`, then give its folder")
@@ -345,7 +345,7 @@ def open_clone(job: Job) -> Clone:
             raise UserError(f"{folder}: no torch_utils/{path}, which --patched replaces: clone {source.URL}")
     source.refuse_unbuildable(job.device)
     if networks != source.R3GAN:
-        step.refuse_workload(job.workload)
+        loops.refuse_workload(job.workload)
     facts = Source(networks, source.digest_of(folder))  # type: ignore[arg-type]
     return Clone(folder, facts, texts, drop_in.digest_files(texts) if texts else None)
 

@@ -22,7 +22,7 @@ from ladder.machine import system
 from ladder.plan import catalog
 from ladder.publish.validation import validate
 from ladder.studies import frame
-from ladder.studies.upstream import record, source, step
+from ladder.studies.upstream import loops, record, source, step
 from ladder.studies.upstream.study import STUDY, count_weights
 from stylegan_lite.config import Workload
 from tests.support import servers
@@ -262,7 +262,7 @@ def test_a_step_is_an_iteration_of_its_training_loop(clone):
 def test_its_configuration_is_that_of_its_command_line(bare):
     built = make_step(bare)
     built.step(lazy=True)
-    assert (step.FP16_RESOLUTIONS, built.G.more["num_fp16_res"]) == (4, 0)  # on a GPU, on a CPU
+    assert (loops.FP16_RESOLUTIONS, built.G.more["num_fp16_res"]) == (4, 0)  # on a GPU, on a CPU
     assert built.G.more["conv_clamp"] == 256 and built.loss.pl
     assert built.G.more["fused_modconv_default"] == "inference_only"
     assert built.G.more["channel_base"] == WORKLOAD["channel_base"]

@@ -8,7 +8,7 @@ import torch
 from ladder.core.errors import UserError
 from ladder.publish.export import drop_in
 from ladder.publish.validation import validate
-from ladder.studies.upstream import r3gan, record, source, step, study
+from ladder.studies.upstream import loops, record, source, step, study
 from tests.studies.upstream import test_upstream, test_upstream_patched
 from tests.support import servers
 from tests.support.commands import refused
@@ -168,7 +168,7 @@ def test_schedules_go_from_first_to_last_value_along_half_a_cosine(clone):
 def test_a_preset_that_the_clone_lacks_is_named(clone):
     source.load(clone)
     with pytest.raises(UserError, match=r"train\.py has no preset FFHQ-256"):
-        r3gan.read_config("FFHQ-256", 4)
+        loops.read_config("FFHQ-256", 4)
 
 
 @pytest.fixture(scope="module")
