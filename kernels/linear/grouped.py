@@ -17,6 +17,7 @@ the weight correlates: x^T @ g sums over all pairs what each entry of T gets, an
 program keeps three rows of g while it walks. Its sums are one row of partial sums, added up in a fixed order.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ from ..common.tiles import INTERPRETED, accumulator, power_of_2, processor, tl, 
 
 GROUPS = (8, 16, 32)  # channels of a group
 DTYPES = (torch.bfloat16, torch.float16)
+LEAST = (3, 4)  # Triton
 # Arguments whose values do not make Triton compile a kernel anew; C does
 COUNTS = ["N", "H", "W", "pairs", "strips", "rows", "w_o", "w_i", "w_y", "w_x"]
 
@@ -57,13 +59,18 @@ def serves(x: Tensor, weight: Tensor, groups: int) -> bool:
     The interpreter also takes float32 and float64.
     """
     channels = weight.shape[1]
+    if groups == 1 or channels not in GROUPS or tuple(weight.shape[2:]) != (3, 3) or not x.numel():
+        return False
     square = weight.shape[0] == x.shape[1] == channels * groups
-    fits = INTERPRETED or (x.is_cuda and x.dtype in DTYPES and _is_recent(x.device))
-    return square and channels in GROUPS and tuple(weight.shape[2:]) == (3, 3) and fits and x.numel() > 0
+    return square and (INTERPRETED or (x.is_cuda and x.dtype in DTYPES and _is_recent(x.device)))
 
 
+@lru_cache(maxsize=64)
 def _is_recent(device: torch.device) -> bool:
-    return processor(device)[0] >= 80  # bfloat16, and asynchronous copies
+    """Return whether GPU and Triton are new enough: compute capability 8.0 for bfloat16 and asynchronous copies."""
+    version = getattr(triton, "__version__", None)
+    new = isinstance(version, str) and tuple(map(int, version.split(".")[:2])) >= LEAST
+    return new and torch.version.cuda is not None and processor(device)[0] >= 80
 
 
 # ---- in kernels --------------------------------------------------------------------------------------------------
@@ -201,7 +208,8 @@ def grouped_correlate_kernel(
             above = here
             here = below
             below = coming
-    to = partials + (tl.program_id(0) // (C // GROUP)).to(tl.int64) * C * 9 * GROUP + group * GROUP * 9 * GROUP
+    part = (tl.program_id(0) // (C // GROUP)).to(tl.int64)
+    to = partials + (part * C + group * GROUP) * 9 * GROUP
     store_taps(to, top, 0, GROUP)
     store_taps(to, middle, 1, GROUP)
     store_taps(to, bottom, 2, GROUP)
