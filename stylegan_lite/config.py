@@ -222,6 +222,8 @@ class Recipe(_Config):
     ] = "subpixel"
     instance_norm: Literal["functional", "var_mean"] = "functional"
     conv: Literal["aten", "double_backward"] = "aten"  # double_backward: second derivatives by convolutions
+    # 3x3 convolutions in groups of 8, 16 or 32 channels: cuDNN's, or kernels bound by memory
+    grouped_conv: Literal["aten", "triton"] = "aten"
     fused_norm: bool = False
     cuda_norm: bool = False  # instance norm's fused kernel in CUDA C++, built at first use, in Triton's place
     fast_math: bool = False  # CUDA C++ built with nvcc's --use_fast_math

@@ -107,6 +107,31 @@ def conv_transpose2d(
     return _apply("conv_transpose2d", x, weight, _geometry(True, stride, padding, output_padding, groups))
 
 
+_plain = F.conv2d
+
+
+def conv2d_if_grouped(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Pair = 1,
+    padding: str | int | Pair = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Compute `F.conv2d`: where a kernel of ours computes it as `conv2d` does, else as PyTorch does.
+
+    It can stand in the place of `torch.nn.functional.conv2d`, which all modules call.
+    """
+    numbers = (_pair(each) for each in (stride, 1 if padding == "same" else padding, dilation))
+    if groups > 1 and input.dim() == 4 and all(each == (1, 1) for each in numbers):
+        nhwc = input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()
+        if nhwc and grouped.serves(input, weight, groups, output_dtype(input)):
+            y = conv2d(input, weight, padding=1, groups=groups)
+            return y if bias is None else y + bias.to(y.dtype)[:, None, None]
+    return _plain(input, weight, bias, stride, padding, dilation, groups)
+
+
 def conv2d_reference(x: Tensor, weight: Tensor, **geometry) -> Tensor:
     """Compute `conv2d` as PyTorch differentiates it."""
     _check("conv2d", x, weight, _geometry(False, **geometry))

@@ -53,16 +53,16 @@ CONFIGS = {
 }
 
 
-def serves(x: Tensor, weight: Tensor, groups: int) -> bool:
-    """Return whether the kernels can compute the 3x3 convolution of this x, with padding and stride 1.
+def serves(x: Tensor, weight: Tensor, groups: int, dtype: torch.dtype | None = None) -> bool:
+    """Return whether the kernels can compute the 3x3 convolution of x in a dtype, with padding and stride 1.
 
-    The interpreter also takes float32 and float64.
+    The interpreter also takes float32 and float64. dtype: by default x's.
     """
     channels = weight.shape[1]
     if groups == 1 or channels not in GROUPS or tuple(weight.shape[2:]) != (3, 3) or not x.numel():
         return False
     square = weight.shape[0] == x.shape[1] == channels * groups
-    return square and (INTERPRETED or (x.is_cuda and x.dtype in DTYPES and _is_recent(x.device)))
+    return square and (INTERPRETED or (x.is_cuda and (dtype or x.dtype) in DTYPES and _is_recent(x.device)))
 
 
 @lru_cache(maxsize=64)

@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernels.linear import grouped
 from ladder.core.plain import Plain
 from ladder.core.protocol import CYCLE_STEPS
+from ladder.plan import needs
 from ladder.receipts import share
 from ladder.receipts.watch import Watch
 from ladder.rungs.channels_last import REACHED
@@ -414,9 +416,19 @@ def list_facts(step: TrainingStep) -> Plain:
         "adam": f"its optimizer is {foreign[0]}, no Adam" if foreign else None,
         "blocks": blocks,
         "conv2d": None if any(isinstance(each, CONVOLUTIONS) for each in modules) else flat,
+        "grouped": None if any(map(is_grouped, modules)) else needs.GROUPED,
         "phases": [f"{each.name} trains {each.network}" for each in step.pair.phases],
         "weights": {name: sum(p.numel() for p in each.parameters()) for name, each in step.networks.items()},
     }
+
+
+def is_grouped(module: nn.Module) -> bool:
+    """Return whether this is a convolution that the rung `grouped_conv` is about."""
+    if not isinstance(module, nn.Conv2d) or module.groups == 1 or module.in_channels != module.out_channels:
+        return False
+    slides = (module.kernel_size, module.stride, module.dilation) == ((3, 3), (1, 1), (1, 1))
+    pads = module.padding in ((1, 1), "same") and module.padding_mode == "zeros"
+    return slides and pads and module.in_channels // module.groups in grouped.GROUPS
 
 
 def find_layout_problem(fields: Plain, device: str, seed: int) -> str | None:

@@ -36,10 +36,12 @@ OF_PAIR = {
     **dict.fromkeys(("cuda_graphs", "whole_step_graph", "graph_fills"), "graphs"),
     "fused_adam": "adam",
     "channels_last": "conv2d",
+    "grouped_conv": "grouped",
     "checkpointing": "blocks",
     "micro_batches": "split",
 }
 LAYERS = "it is about layers of StyleGAN2"
+GROUPED = "it has no 3x3 convolutions in groups of 8, 16 or 32 channels"
 
 NEEDS = (*OF_MACHINE, *OF_WORKLOAD, RANKS)
 
@@ -62,6 +64,7 @@ def join_capabilities(
         if clamp is None
         else f"needs activations without a bound, not conv_clamp: {clamp:g}",
         RANKS: ONE_PROCESS,
+        "grouped": GROUPED,
         **{f"micro_batches: {n}": _check_parts(n, workload) for n in PARTS},
     }
 
