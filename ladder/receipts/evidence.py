@@ -131,7 +131,8 @@ def gather_evidence(step: Any, traced: Traced | None = None) -> Plain:
             "phases_per_step": sum(often.values()),
             **{key: figures.get(key) for key in ("launches", "replays", "kernels", "busy_ms")},
         },
-        "fills": {  # the memset nodes of all captured graphs
+        "fills": {  # the memset nodes of all captured graphs that were searched
+            "graphs": len(graphs),
             "found": sum(graph.found for graph in graphs),
             "replaced": sum(graph.replaced for graph in graphs),
             "left": dict(sum((Counter(each.left) for each in graphs), Counter[str]())),  # why -> nodes
