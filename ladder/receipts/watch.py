@@ -50,6 +50,7 @@ class Watch(TorchDispatchMode):
             Kind "grouped": 3x3 convolutions in groups of 8, 16 or 32 channels.
             Kind "dense": products of matrices, in a backward pass by autograd node instead of layer class.
             Kind "fp8": products in FP8.
+            Kind "weight norm": weights made by PyTorch's weight norm.
             Kind "spectral": products of a weight and a vector, by layer class or "power iteration".
             Except for "fp8", plain PyTorch that `kernels.alternatives` chose is not counted.
         islands: {name: {dtype: calls}} of the operators that must stay in full precision.
@@ -192,9 +193,11 @@ class Watch(TorchDispatchMode):
             self.island("mapping and affines", out)
         elif layer == "Discriminator" and op == "var":
             self.island("minibatch std", out)
-        elif "batch_norm" in op:
+        elif "batch_norm" in op or "group_norm" in op:
             self.plain["normalize"][layer] += 1
             self.island("statistics", out[1])
+        elif "weight_norm" in op:
+            self.plain["weight norm"][layer] += 1
         elif op in STATISTICS and layer != "Mapping":
             self.island("statistics", out)
             self.plain["normalize"][layer] += op == "rsqrt"

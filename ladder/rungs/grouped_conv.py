@@ -19,7 +19,7 @@ keeps PyTorch's.
 from ladder.receipts import Receipt, gone, judge, launched
 
 title = "grouped convolutions"
-change = {"grouped_conv": "triton"}
+change = {"fused_grouped_conv": True}
 needs = ("cuda", "triton", "bf16")
 
 

@@ -25,7 +25,7 @@ def global_flags(recipe: Recipe) -> Iterator[None]:
     if recipe.fp32_precision != "default":
         wanted.append((torch.backends.cudnn.conv, "fp32_precision", recipe.fp32_precision))
         wanted.append((torch.backends.cuda.matmul, "fp32_precision", recipe.fp32_precision))
-    if recipe.grouped_conv == "triton":  # modules call it by this name
+    if recipe.fused_grouped_conv:  # modules call it by this name
         wanted.append((torch.nn.functional, "conv2d", conv2d_if_grouped))
     if recipe.dependent_launch:
         wanted.append((dependent_launch, "ON", True))

@@ -82,9 +82,9 @@ def test_a_right_step_agrees_and_a_wider_budget_is_stored(fields, cache):
 def test_grouped_convolutions_of_a_pair_run_as_kernels_and_agree(cache):
     settings = {"size": 4, "width": 16, "blocks": 1, "batch": 2, "z_dim": 4}
     pair = describe_pair(find_model("r3gan.py", PAIRS), settings, "cpu", 0)
-    assert pair["facts"]["grouped"] is None
+    assert pair["facts"]["fused_grouped_conv"] is None
     recipe = {"channels_last": True, "precision": "bf16"}
-    step = ready(pair["fields"], recipe | {"grouped_conv": "triton"})
+    step = ready(pair["fields"], recipe | {"fused_grouped_conv": True})
     assert parity.check_step(step, cache=cache)["verdict"] == "ok"
     assert grouped_conv.receipt(evidence.gather_evidence(step)).engaged
     plain = grouped_conv.receipt(evidence.gather_evidence(ready(pair["fields"], recipe)))
