@@ -32,7 +32,7 @@ THEIRS = (
     "watch",
 )  # purposes of synchronizations that are not the user's
 CONVERSION = re.compile(r"n(chw|hwc)(to|2)n(chw|hwc)", re.IGNORECASE)
-IN_PLACE = re.compile(r"aten::(add|mul|sub|div|lerp|copy|addcmul)_")
+UPDATING = re.compile(r"aten::((add|mul|sub|div|copy|addcmul)_|lerp_?)")
 CONVERTING = ("aten::contiguous", "aten::clone", "aten::to", "aten::copy_")
 UNOWNED = -2
 
@@ -356,9 +356,9 @@ def find_unfused_optimizer(seen: Observation) -> Answer:
 
 
 def find_parameter_loop(seen: Observation) -> Answer:
-    """Find in-place operators that read the weights of an optimizer, many times at one line."""
+    """Find updates by the weights of an optimizer, many times at one line: in place, or `copy_(p.lerp(...))`."""
     many = [max(FEW_TENSORS, each.tensors / 2) * seen.window for each in seen.optimizers]
-    rows = [e for e in seen.rows if e.owner >= 0 and not e.order and not e.via and IN_PLACE.fullmatch(e.top)]
+    rows = [e for e in seen.rows if e.owner >= 0 and not e.order and not e.via and UPDATING.fullmatch(e.top)]
     lines = {each.line for each in rows if each.calls >= many[each.owner]}
     return [each for each in seen.rows if each.line in lines and not each.order]
 

@@ -656,7 +656,7 @@ class Digest:
             event, place, above = todo.pop()
             if event.tag in (self.kinds.PyCall, self.kinds.PyCCall):
                 place = self._find_place(event, *place)
-            elif event.tag == self.kinds.TorchOp:
+            elif event.tag == self.kinds.TorchOp and "USER_SCOPE" not in str(event.extra_fields.scope):
                 above = self._add(event, place, above)
             todo += [(child, place, above) for child in event.children]
 
