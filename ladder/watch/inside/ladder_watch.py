@@ -17,6 +17,7 @@ import gc
 import importlib.util
 import json
 import linecache
+import math
 import os
 import re
 import statistics
@@ -417,11 +418,15 @@ class Watch:
         breaks: dict[str, int] = {}
         if "torch._dynamo" in sys.modules:
             breaks = dict(sys.modules["torch._dynamo.utils"].counters["graph_break"])
+        reduced = digest.measure_reductions()
+        for k, each in enumerate(self.optimizers):
+            own = calls[k] * sum(p.numel() * p.element_size() for p in self._list_weights(k))
+            each |= {"calls": calls[k], "reduced": reduced[k] / own if own else 0.0}
         self.facts |= {
             "what": "watch", "version": 1, **describe_machine(self.torch), "walls_ms": self.walls_ms,
             "window": len(self.bounds), "unowned": unowned, "rows": digest.list_rows(),
             "synchronizations": digest.list_synchronizations(),
-            "optimizers": [each | {"calls": calls[k]} for k, each in enumerate(self.optimizers)],
+            "optimizers": self.optimizers, "new_shapes": digest.measure_new_shapes(self.bounds),
             "loaders": [each | {"steps": half} for each in self.loaders.values()],
             "dropped": [{"owner": o, "phase": k, "count": n, "steps": half} for (o, k), n in self.dropped.items()],
             "graphs": {line: each for line, each in self.graphs.items() if len(each) == LOOKS},
@@ -516,6 +521,8 @@ def describe_machine(torch: Any) -> Facts:
         "matmul": read_precision(backends.cuda.matmul),
         "convolution": read_precision(getattr(backends.cudnn, "conv", backends.cudnn)),
         "anomaly": torch.is_anomaly_enabled(),
+        "benchmark": backends.cudnn.benchmark and not backends.cudnn.deterministic,
+        "deterministic": backends.cudnn.deterministic,
         "blocking": os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "1",
         "repaired": is_repaired(torch),
     }  # fmt: skip
@@ -593,14 +600,16 @@ class Operator:
         self.note = self.dtype = self.device = ""
         if above is not None:
             above.own_us -= self.own_us
-        tensors = []
-        for each in event.extra_fields.inputs:
-            tensors += [one for one in (each if isinstance(each, list) else [each]) if hasattr(one, "sizes")]
+        inputs = [each if isinstance(each, list) else [each] for each in event.extra_fields.inputs]
+        tensors = [one for each in inputs for one in each if hasattr(one, "sizes")]
         for each in tensors:
             self.device = self.device or each.device.type
             self.owner = owners.get(each.storage_data_ptr, self.owner)
             if not self.dtype and each.dtype.is_floating_point:
                 self.dtype = str(each.dtype).partition(".")[2]
+        self.shapes = [tuple(each.sizes) for each in tensors]
+        sizes = [math.prod(each.sizes) * each.dtype.itemsize for each in tensors]
+        self.reduced = sum(sizes) if self.name == "c10d::allreduce_" else 0
         if event.name == "aten::copy_" and len(tensors) == 2:
             self.note, self.source = describe_copy(*tensors), tensors[1].storage_data_ptr
 
@@ -717,6 +726,21 @@ class Digest:
             return operator, int(operator.node is not None)
         origin, order = self._trace(first, deep + 1)
         return origin, order + 1
+
+    def measure_reductions(self) -> Counter[int]:
+        """Return the bytes that all ranks added up in each phase."""
+        sums: Counter[int] = Counter()
+        for each in self.in_order:
+            sums[each.phase] += each.reduced
+        return sums
+
+    def measure_new_shapes(self, bounds: list[int]) -> float:
+        """Return which part of the convolutions' shapes in the window's second half its first half had not."""
+        halves: list[set[Any]] = [set(), set()]
+        for each in self.in_order:
+            if each.name == "aten::convolution":
+                halves[each.start > bounds[(len(bounds) - 1) // 2]].add((*each.shapes[:2],))
+        return len(halves[1] - halves[0]) / len(halves[1]) if all(halves) else 0.0
 
     def list_rows(self) -> list[Facts]:
         """Return where the time went, the largest first: of kernels where there are any, else of operators."""
