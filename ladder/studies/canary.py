@@ -105,7 +105,7 @@ class Canary(Study[Options, Case, Observed]):
             if case.problem is not None:
                 session.keep(key, Observed(status="n/a", reason=text.make_display(case.problem)))
             elif key not in session.file.observed:
-                waiting.append((key, case.recipe or {}, case.seed))
+                waiting.append(canary.Task(key, case.recipe or {}, case.seed))
         setup = canary.Setup(job.workload, job.device, job.options.steps)
         with stop_on_sigterm(), system.hold_untimed(job.device):
             with contextlib.closing(canary.train_all(setup, waiting, job.options.jobs)) as trainings:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import importlib
 import math
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,14 @@ PATCHES = 128  # per image and level
 DIRECTIONS, REPEATS = 128, 4
 LEAST = 16  # pixels, at the pyramid's coarsest level
 
-Task = tuple[str, Fields, int]  # its key, recipe and seed
+
+class Task(NamedTuple):
+    """A training: its recipe and seed, and what is planted in its step, `ladder.plan.variants`' study and name."""
+
+    key: str
+    recipe: Fields
+    seed: int
+    variant: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -74,13 +82,16 @@ def train_task(setup: Setup, task: Task) -> Outcome:
     """Train a rung from a seed, in a process of its own."""
     if setup.threads is not None:  # equal to the parent process, because another number rounds differently
         torch.set_num_threads(setup.threads)
-    return train_rung(setup, task[1], read_real(setup), task[2])
+    return train_rung(setup, task, read_real(setup))
 
 
-def train_rung(setup: Setup, recipe: Fields, real: Tensor, seed: int) -> Outcome:
+def train_rung(setup: Setup, task: Task, real: Tensor) -> Outcome:
     """Train a rung from a seed. ``real`` are images [N, 3, R, R] in [-1, 1]."""
+    seed = task.seed
     try:
-        step = stylegan_lite.make_step(setup.workload, recipe, device=setup.device, seed=seed)
+        step = stylegan_lite.make_step(setup.workload, task.recipe, device=setup.device, seed=seed)
+        if task.variant:
+            importlib.import_module(f"ladder.studies.{task.variant[0]}").apply(step, task.variant[1])
         try:
             step.prepare()
             torch.manual_seed(seed)
@@ -165,7 +176,7 @@ def train_all(
     jobs = min(jobs or choose_jobs(setup.device), len(tasks))
     if jobs == 1:
         real = read_real(setup)
-        yield from ((task, train_rung(setup, task[1], real, task[2])) for task in tasks)
+        yield from ((task, train_rung(setup, task, real)) for task in tasks)
     else:
         cpu = setup.device == "cpu"
         threads = torch.get_num_threads() if cpu else max(1, system.usable_cores() // jobs)

@@ -105,13 +105,13 @@ def test_time_to_quality_is_that_from_which_the_distance_stays(
     assert quality.find_seconds([*zip((1, 2, 3, 4), distances, strict=False)], 4) == seconds
 
 
-def train_by_name(setup: canary.Setup, recipe: dict, real: object, seed: int) -> Outcome:
+def train_by_name(setup: canary.Setup, task: canary.Task, real: object = None) -> Outcome:
     """Stand for a training: the FP32 baseline approaches 10, any other step in half of the time."""
-    is_base = not recipe
+    is_base = not task.recipe
     return Outcome(tuple(
         Point(
             step=setup.steps * k // setup.points, seconds=k * (2.0 if is_base else 1.0), levels={"32": 100.0},
-            frechet=10 + 40 / k**2 + BASE[seed] - 10,
+            frechet=10 + 40 / k**2 + BASE[task.seed] - 10,
         )
         for k in range(1, setup.points + 1)
     ), 16)  # fmt: skip
@@ -122,11 +122,11 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
     """Trainings that take no time; returns those that were made: whether of the baseline, and the seed."""
     made: list[tuple[bool, int]] = []
 
-    def train(setup: canary.Setup, recipe: dict, real: object, seed: int) -> Outcome:
-        made.append((not recipe, seed))
+    def train(setup: canary.Setup, task: canary.Task, real: object) -> Outcome:
+        made.append((not task.recipe, task.seed))
         if len(made) == 7:
             raise KeyboardInterrupt
-        return train_by_name(setup, recipe, real, seed)
+        return train_by_name(setup, task)
 
     monkeypatch.setattr(canary, "train_rung", train)
     monkeypatch.setattr(canary, "read_real", lambda *_, **more: None)
@@ -159,7 +159,7 @@ def test_the_command_is_gone_on_with_and_compares_time_to_quality_with_the_step(
 
 def test_parallel_trainings_have_no_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canary, "train_all", lambda setup, tasks, jobs: (
-        (task, train_by_name(setup, task[1], None, task[2])) for task in tasks
+        (task, train_by_name(setup, task)) for task in tasks
     ))  # fmt: skip
     monkeypatch.setattr(canary, "measure_floor", lambda *_: Point(levels={"32": 5.0}, frechet=1.5))
     arguments = ("--ladder", "article", "--rungs", "bf16", "--seeds", "2", "--jobs", "2")
