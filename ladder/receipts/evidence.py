@@ -260,6 +260,9 @@ def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, Plain]]:
             watch.start(1 / each.every)
             with watch:
                 step.run_phase(phase)
+        # As the next step begins: a network may have a single phase.
+        for optimizer in step.optimizers.values():
+            optimizer.zero_grad(set_to_none=step.recipe.set_to_none)
         synchronize_device(step)
     return watch, zeroed, kernels
 
