@@ -200,26 +200,26 @@ ladder quality --ladder article --rungs bf16,graph_fills
     def observe_all(self, session: Session) -> None:
         from ladder.core.stopping import stop_on_sigterm
         from ladder.machine import system
-        from ladder.training import canary
+        from ladder.training import seeds
 
         job, own, begin = session.job, session.job.options, time.monotonic()
         for key, case in session.file.cases.items():
             if case.by is not None and key not in session.file.observed:
                 session.keep(key, found := inspect_bug(session, case))
                 session.report(f"{key}: {found.finding or found.reason or 'nothing'}")
-        setup = canary.Setup(job.workload, job.device, own.steps, points=min(own.points, own.steps))
+        setup = seeds.Setup(job.workload, job.device, own.steps, points=min(own.points, own.steps))
         waiting = [
-            canary.Task(key, case.recipe, case.seed, case.variant)
+            seeds.Task(key, case.recipe, case.seed, case.variant)
             for key, case in session.file.cases.items() if case.by is None and key not in session.file.observed
         ]  # fmt: skip
         if not waiting:
             return
-        floor = canary.measure_floor(setup)
+        floor = seeds.measure_floor(setup)
         session.file = structs.replace(session.file, setup={"frechet": floor.frechet, "swd": floor.swd})
         gpu = next(iter(system.device_keys(job.device, 1)), None)
         session.close()  # inspections hold the device
         with stop_on_sigterm(), locks.device_lock(gpu, shared=own.jobs > 1):
-            with contextlib.closing(canary.train_all(setup, waiting, own.jobs)) as trainings:
+            with contextlib.closing(seeds.train_all(setup, waiting, own.jobs)) as trainings:
                 for done, (task, each) in enumerate(trainings, 1):
                     key = task.key
                     reason = each.reason and text.make_display(each.reason)
@@ -468,9 +468,10 @@ def plan_bugs(job: Job) -> dict[str, Case]:
     from ladder.plan import beside, catalog
 
     own = job.options
-    by = catalog.choose_names(
-        [*INSPECTIONS, TRAINING], options.split_names(own.by) if own.by else None, "--by"
-    )
+    every = (*INSPECTIONS, TRAINING)
+    by = every if own.by is None else options.split_names(own.by)
+    if not by or (wrong := [each for each in by if each not in every]):
+        raise UserError(f"--by {wrong[0] if by else ''}: give some of {', '.join(every)}")
     recipe = [*frame.plan_rungs(job, own.ladder, ()).values()][-1]
     able, entries = system.list_capabilities(job.device), beside.load_beside(BUGS).entries
     recipes = {CLEAN: recipe} | {

@@ -38,7 +38,6 @@ ORDER = (
     "studies.noise",
     "studies.ablate",
     "studies.map",
-    "studies.canary",
     "studies.quality",
     "studies.mistakes",
     "studies.levers",

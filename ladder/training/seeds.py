@@ -1,6 +1,6 @@
-"""The trainings of the quality canary (`ladder.studies.canary`): each rung from each seed, several at a time.
+"""Trainings from several seeds, and what samples are like beside the data; several at a time for `ladder quality`.
 
-Nothing is timed, so trainings may share a GPU, each in its own process: one that dies loses only its training.
+Trainings may share a GPU, each in its own process: one that dies loses only its training. Those are not timed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from ladder.training.point import Point
 from stylegan_lite.step.data import ImageFolder
 
 MOST_SAMPLES = {"cuda": 2000, "cpu": 500}
-MOST_JOBS = 4
 LATENT_SEED = 4
 SAMPLE_PIXELS = 2**18  # drawn at once, or a batch if that has more
 PATCH = 7
@@ -71,11 +70,6 @@ class Outcome:
     points: tuple[Point, ...] = ()
     samples: int = 0
     reason: str | None = None
-
-    @property
-    def levels(self) -> dict[str, float] | None:
-        """Return the sliced Wasserstein distances at the end by resolution."""
-        return self.points[-1].levels if self.points else None
 
 
 def train_task(setup: Setup, task: Task) -> Outcome:
@@ -161,19 +155,9 @@ def measure_floor(setup: Setup) -> Point:
 # --- several at a time ------------------------------------------------------------------------------------------------
 
 
-def choose_jobs(device: str) -> int:
-    """Return the default number of trainings at a time.
-
-    On a GPU, eager steps wait for a core more than for the GPU. On a CPU, one training fills the machine.
-    """
-    return max(1, min(MOST_JOBS, system.usable_cores() // 3)) if device == "cuda" else 1
-
-
-def train_all(
-    setup: Setup, tasks: Sequence[Task], jobs: int | None
-) -> Generator[tuple[Task, Outcome], None, None]:
+def train_all(setup: Setup, tasks: Sequence[Task], jobs: int) -> Generator[tuple[Task, Outcome], None, None]:
     """Yield each task with its training, in the order of completion."""
-    jobs = min(jobs or choose_jobs(setup.device), len(tasks))
+    jobs = min(jobs, len(tasks))
     if jobs == 1:
         real = read_real(setup)
         yield from ((task, train_rung(setup, task, real)) for task in tasks)
