@@ -40,6 +40,7 @@ ORDER = (
     "studies.map",
     "studies.quality",
     "studies.mistakes",
+    "studies.bugs",
     "studies.levers",
     "studies.commits",
     "publish.validation",
