@@ -63,7 +63,9 @@ class Options(frame.Options):
     jobs: Annotated[
         int,
         Meta(ge=1, le=64),
-        declare_option("Parallel trainings; with more than one, seconds do not count."),
+        declare_option(
+            "Parallel trainings; with more than one, steps are captured, and seconds do not count."
+        ),
     ] = 1
     bugs: Annotated[bool, declare_option(
         "Plant twenty bugs in the highest rung, each alone, and list what finds them.")] = False  # fmt: skip
@@ -184,7 +186,8 @@ ladder quality --ladder article --rungs bf16,graph_fills
             if own.rungs
             else dict(higher[-1:])
         )
-        rungs = [base] * 2 + [(name, recipe) for name, recipe in named.items() if name != base[0]]
+        captured = capture_untimed(job, dict([base]) | named)
+        rungs = [(base[0], captured.pop(base[0]))] * 2 + [*captured.items()]
         return {
             f"{name}, seed {seed}": Case(rung=name, recipe=recipe, seed=seed)
             for number, (name, recipe) in enumerate(rungs)
@@ -313,10 +316,30 @@ ladder quality --ladder article --rungs bf16,graph_fills
         return [f"{key}: {file.observed[key].status}: {file.observed[key].reason}" for key in broke]
 
     def draw(self, file: File, kind: str) -> bytes | None:
-        return drawing.save(lambda: _draw_figure(file), kind) if any(list_curves(file).values()) else None
+        is_drawn = any(list_curves(file).values()) and not file.options.bugs
+        return drawing.save(lambda: _draw_figure(file), kind) if is_drawn else None
 
 
 STUDY = QualityStudy()
+
+
+def capture_untimed(job: Job, recipes: Mapping[str, r.Fields]) -> dict[str, r.Fields]:
+    """Return recipes of captured steps where nothing is timed: graphs launch the same kernels in less time."""
+    from ladder.machine import system
+    from ladder.plan import catalog
+    from stylegan_lite.config import ConfigError, Recipe
+
+    able, graphs = system.list_capabilities(job.device), catalog.load_rung("cuda_graphs")
+    if job.options.jobs == 1 or catalog.find_missing(graphs.needs, able):
+        return {**recipes}
+    captured = {}
+    for name, recipe in recipes.items():
+        captured[name] = {**recipe, **graphs.change}
+        try:
+            Recipe.from_dict(captured[name])
+        except ConfigError:
+            captured[name] = recipe
+    return captured
 
 
 def format_number(value: float | None) -> str | None:
@@ -472,7 +495,7 @@ def plan_bugs(job: Job) -> dict[str, Case]:
     by = every if own.by is None else options.split_names(own.by)
     if not by or (wrong := [each for each in by if each not in every]):
         raise UserError(f"--by {wrong[0] if by else ''}: give some of {', '.join(every)}")
-    recipe = [*frame.plan_rungs(job, own.ladder, ()).values()][-1]
+    recipe = [*capture_untimed(job, frame.plan_rungs(job, own.ladder, ())).values()][-1]
     able, entries = system.list_capabilities(job.device), beside.load_beside(BUGS).entries
     recipes = {CLEAN: recipe} | {
         name: {**recipe, **entry.change}
@@ -564,6 +587,7 @@ def tabulate_bugs(bugs: Sequence[Bug]) -> Table:
 
 def _draw_figure(file: File) -> Any:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogFormatter
 
     figure = Figure(figsize=(9.5, 5.2))
     axes = figure.add_axes((0.09, 0.12, 0.88, 0.66))
@@ -583,6 +607,8 @@ def _draw_figure(file: File) -> Any:
                 1, value, label, transform=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=8
             )
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(LogFormatter())  # the default writes powers as formulas
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
     axes.set_xlabel("images", color=LIGHT.muted)
     axes.set_ylabel(MEASURES[pick_measure(file)], color=LIGHT.muted)
     drawing.clear_axes(axes)

@@ -25,6 +25,7 @@ ORDER = (
     "studies.base",
     "studies.frame",
     "studies.batch_search",
+    "studies.upstream.source",
     "studies.kernelbench",
     "studies.penalty",
     "studies.precision",
