@@ -136,7 +136,7 @@ ladder quality                                 the highest rung of full, on a sa
 ladder quality --data FOLDER --seeds 10        on the images of a folder, or on MNIST's files
 ladder quality --ladder article --rungs bf16,graph_fills
 """
-    default_workload = {"cuda": "tiny", "cpu": "tiny"}
+    default_workload = {"cuda": "small", "cpu": "tiny"}
     default_images = str(idx.SAMPLE)
     extendable = ("jobs",)
     answers, final = ("ok",), ("ok",)

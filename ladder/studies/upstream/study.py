@@ -11,8 +11,9 @@ import json
 import shutil
 import statistics
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ from ladder.studies.upstream.record import (
     Visit,
 )
 
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+
 if TYPE_CHECKING:
     from ladder.engine.outcomes import Program as Timed
     from ladder.engine.pool import Pool
@@ -62,7 +65,8 @@ PHASE_COLUMNS = [
     Column("over tensors, NVIDIA's", "error", 4), Column("over tensors, patched", "error", 4),
 ]
 # fmt: on
-BATCH = 8  # at most, of the gradients: FP64 takes four times the memory of FP16
+BATCH = 4  # at most, of the gradients: FP64 takes most of their time, and four times the memory of FP16
+ROOM_GB = 70.0  # of the GPU's memory, for the proof of ours and FP64 of NVIDIA's side by side
 PATIENCE = 1800.0  # seconds of an examination, which sends no sign of life
 
 
@@ -115,7 +119,7 @@ ladder upstream ../stylegan3 --json > upstream.json
     def observe(self, session: Session, key: str, case: Case) -> Observed:
         sitting = session.share(open_sitting)
         if key == PROOF:
-            return prove_ours(session, case) if session.job.options.inspect else Observed()
+            return prove_beside(session, sitting, case) if session.job.options.inspect else Observed()
         if key in (ERRORS, PHASES):
             return examine_patched(session, sitting, key)
         return time_generation(session, sitting, int(key.removeprefix(GENERATION)) - 1)
@@ -258,12 +262,18 @@ class Clone:
 
 @dataclass(frozen=True)
 class Sitting:
-    """What all cases share: the folders of the clones by side, the programs, and the maker of generations."""
+    """What all cases share: the folders of the clones by side, the programs, and the maker of generations.
+
+    Its servers of workers import once, ours and NVIDIA's side by side, and serve the first generation, too.
+    """
 
     folder: Path  # a temporary one, with the package that stands for NVIDIA's step
     clones: dict[str, Path]
     programs: list[Timed]
     rounds: Interleaved
+    ours: Pool
+    theirs: Pool
+    begun: dict[str, Future[Observed]] = field(default_factory=dict)  # examinations beside the proof of ours
 
 
 def open_clone(job: Job) -> Clone:
@@ -306,6 +316,7 @@ def open_sitting(session: Session) -> Iterator[Sitting]:
     """
     from ladder.core.stopping import stop_on_sigterm
     from ladder.engine.outcomes import Program as Timed
+    from ladder.engine.pool import Pool
     from ladder.engine.rounds import Interleaved
 
     job, clone = session.job, open_clone(session.job)
@@ -339,8 +350,15 @@ def open_sitting(session: Session) -> Iterator[Sitting]:
             job.device, cycles=job.options.cycles or record.DEVICE_CYCLES[job.device], seed=job.options.seed,
             on_wait=lambda: session.report("waiting for another run on this device"),
         )  # fmt: skip
-        with contextlib.closing(rounds), stop_on_sigterm():
-            yield Sitting(folder, clones, programs, rounds)
+        with (
+            contextlib.closing(rounds),
+            stop_on_sigterm(),
+            Pool(code=ROOT) as ours,
+            Pool(code=folder) as theirs,
+        ):
+            rounds.adopt(ROOT, ours)
+            rounds.adopt(folder, theirs)
+            yield Sitting(folder, clones, programs, rounds, ours, theirs)
 
 
 def add_package(folder: Path) -> None:
@@ -351,29 +369,48 @@ def add_package(folder: Path) -> None:
     (folder / "stylegan_lite" / "__init__.py").write_text(step.PACKAGE)
 
 
-def prove_ours(session: Session, case: Case) -> Observed:
-    """Check parity and receipts of our step, now or from an earlier run. A step without them is not timed."""
+def prove_beside(session: Session, sitting: Sitting, case: Case) -> Observed:
+    """Prove our step, and meanwhile compare the gradients of both clones if the GPU has room for that.
+
+    Nothing of this is timed. The comparison builds NVIDIA's CUDA ops, which takes a minute of a few cores, while ours
+    compiles its kernels and computes.
+    """
     from ladder.core.locks import device_lock
-    from ladder.engine import inspection
-    from ladder.engine.pool import Pool, WorkerFailure
+    from ladder.engine.run import Gate
     from ladder.machine import system
+
+    gate, room = Gate(), float(session.job.machine.get("gpu_memory_gb") or 0)
+    is_waiting = ERRORS in session.file.cases and ERRORS not in session.file.observed
+    with device_lock(system.device_key(session.job.device)), ThreadPoolExecutor(1) as thread:
+        if is_waiting and room >= ROOM_GB:
+            sitting.begun[ERRORS] = thread.submit(compare_gradients, session, sitting, gate.together)
+        try:
+            with gate.together():
+                return prove_ours(session, sitting.ours, case, gate.alone)
+        except BaseException:
+            sitting.theirs.kill()
+            raise
+
+
+def prove_ours(session: Session, workers: Pool, case: Case, alone: Context) -> Observed:
+    """Check parity and receipts of our step, now or from an earlier run. A step without them is not timed."""
+    from ladder.engine import inspection
+    from ladder.engine.pool import WorkerFailure
 
     job, recipe, outcome = session.job, case.recipe or {}, {"status": "ok"}
     cache = inspection.Cache(job.workload, job.machine)
     facts = cache.get(recipe)
     if facts is None:
         try:
-            with (
-                device_lock(system.device_key(job.device)),
-                Pool() as workers,
-                contextlib.closing(workers.take()) as worker,
-            ):
+            with contextlib.closing(workers.take()) as worker:
                 worker.call(
                     "build", workload=job.workload, recipe=recipe, device=job.device, seed=job.options.seed,
                     keep_gradients=True,
                 )  # fmt: skip
                 peak = worker.call("prepare").get("peak_reserved_bytes")
-                facts = inspection.inspect_worker(worker, lambda what: session.report(f"{case.rung}: {what}"))
+                facts = inspection.inspect_worker(
+                    worker, lambda what: session.report(f"{case.rung}: {what}"), alone
+                )
             if peak:  # as a run's inspection has it, which takes this one's findings
                 facts["inspection"]["peak_reserved_bytes"] = peak
             cache.put(recipe, facts)
@@ -389,23 +426,33 @@ def prove_ours(session: Session, case: Case) -> Observed:
 def examine_patched(session: Session, sitting: Sitting, key: str) -> Observed:
     """Compare the gradients of both clones, or measure each phase's GPU time if they are right."""
     from ladder.core.locks import device_lock
-    from ladder.engine.pool import Pool
+    from ladder.engine.pool import WorkerFailure
+    from ladder.engine.rounds import is_unsure
     from ladder.machine import system
     from ladder.studies.upstream.step import TIMES
 
     if key == PHASES and (refusal := record.find_refusal(session.file, PATCHED)):
         return Observed(status=refusal[0], reason=refusal[1])
-    with device_lock(system.device_key(session.job.device)), Pool(code=sitting.folder) as workers:
+    if key in sitting.begun:
+        try:
+            return sitting.begun[key].result()
+        except WorkerFailure as failure:
+            if not is_unsure(failure):  # else memory was short beside the proof of ours
+                raise
+    with device_lock(system.device_key(session.job.device)):
         if key == ERRORS:
-            return compare_gradients(session, sitting.clones, workers)
+            return compare_gradients(session, sitting, contextlib.nullcontext)
         times = {
-            side: examine_clone(session, workers, clone, TIMES) for side, clone in sitting.clones.items()
+            side: examine_clone(session, sitting.theirs, clone, TIMES)
+            for side, clone in sitting.clones.items()
         }
         return read_record(Observed, {"phases": times})
 
 
-def compare_gradients(session: Session, clones: Mapping[str, Path], workers: Pool) -> Observed:
+def compare_gradients(session: Session, sitting: Sitting, together: Context) -> Observed:
     """Compute the gradients of both clones and those in FP64, each in a process of its own, and compare them.
+
+    `together` is a context around each, in which others may use the GPU.
 
     Raises:
         WorkerFailure: a process failed; its reason says which.
@@ -413,11 +460,14 @@ def compare_gradients(session: Session, clones: Mapping[str, Path], workers: Poo
     from ladder.studies.upstream.step import EXACT, GRADIENTS
 
     batch = min(BATCH, int(session.job.workload["batch"] or BATCH))
-    with tempfile.TemporaryDirectory() as folder:
-        exact, theirs, ours = (
-            examine_clone(session, workers, clones[side], what, folder, batch)
-            for side, what in ((UPSTREAM, EXACT), (UPSTREAM, GRADIENTS), (PATCHED, GRADIENTS))
-        )
+
+    def examine(side: str, what: str) -> Any:
+        with together():
+            return examine_clone(session, sitting.theirs, sitting.clones[side], what, folder, batch)
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as threads:
+        exact = examine(UPSTREAM, EXACT)
+        theirs, ours = threads.map(lambda side: examine(side, GRADIENTS), (UPSTREAM, PATCHED))
     if not exact["draws"] == theirs["draws"] == ours["draws"] or theirs["weights"] != ours["weights"]:
         reason = "the contenders do not begin with the same weights and noise"
         return Observed(status="failed: parity", reason=reason, batch=batch)

@@ -342,7 +342,7 @@ def test_a_run_goes_on_where_it_was_stopped(finished, clone, tmp_path):
 
 
 def test_ours_is_not_timed_without_parity(clone, tmp_path, monkeypatch):
-    def refuse(worker, tell):
+    def refuse(worker, tell, alone):
         raise inspection.Objection("failed: parity", "G_main: error 1", {"parity": None})
 
     monkeypatch.setattr(inspection, "inspect_worker", refuse)
