@@ -17,6 +17,7 @@ the weight correlates: x^T @ g sums over all pairs what each entry of T gets, an
 program keeps three rows of g while it walks. Its sums are one row of partial sums, added up in a fixed order.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ from ..common.tiles import INTERPRETED, accumulator, power_of_2, processor, tl, 
 
 GROUPS = (8, 16, 32)  # channels of a group
 DTYPES = (torch.bfloat16, torch.float16)
+LEAST = (3, 4)  # Triton
 # Arguments whose values do not make Triton compile a kernel anew; C does
 COUNTS = ["N", "H", "W", "pairs", "strips", "rows", "w_o", "w_i", "w_y", "w_x"]
 
@@ -42,6 +44,7 @@ class Config(NamedTuple):
     warps: int
     stages: int  # rows on their way through shared memory; 1: `ahead` counts
     ahead: bool = False  # the next row is on its way in registers
+    step: int = 1  # rows of a turn of the loop; with three the sums need not move from register to register
 
 
 # By the map
@@ -51,19 +54,24 @@ CONFIGS = {
 }
 
 
-def serves(x: Tensor, weight: Tensor, groups: int) -> bool:
-    """Return whether the kernels can compute the 3x3 convolution of this x, with padding and stride 1.
+def serves(x: Tensor, weight: Tensor, groups: int, dtype: torch.dtype | None = None) -> bool:
+    """Return whether the kernels can compute the 3x3 convolution of x in a dtype, with padding and stride 1.
 
-    The interpreter also takes float32 and float64.
+    The interpreter also takes float32 and float64. dtype: by default x's.
     """
     channels = weight.shape[1]
+    if groups == 1 or channels not in GROUPS or tuple(weight.shape[2:]) != (3, 3) or not x.numel():
+        return False
     square = weight.shape[0] == x.shape[1] == channels * groups
-    fits = INTERPRETED or (x.is_cuda and x.dtype in DTYPES and _is_recent(x.device))
-    return square and channels in GROUPS and tuple(weight.shape[2:]) == (3, 3) and fits and x.numel() > 0
+    return square and (INTERPRETED or (x.is_cuda and (dtype or x.dtype) in DTYPES and _is_recent(x.device)))
 
 
+@lru_cache(maxsize=64)
 def _is_recent(device: torch.device) -> bool:
-    return processor(device)[0] >= 80  # bfloat16, and asynchronous copies
+    """Return whether GPU and Triton are new enough: compute capability 8.0 for bfloat16 and asynchronous copies."""
+    version = getattr(triton, "__version__", None)
+    new = isinstance(version, str) and tuple(map(int, version.split(".")[:2])) >= LEAST
+    return new and torch.version.cuda is not None and processor(device)[0] >= 80
 
 
 # ---- in kernels --------------------------------------------------------------------------------------------------
@@ -135,7 +143,7 @@ def my_part(pairs, C, strips, rows, H, BLOCK: tl.constexpr, GROUP: tl.constexpr)
 def grouped_conv_kernel(
     x, w, y, N, H, W, C, pairs, strips, rows, w_o, w_i, w_y, w_x,
     FLIP: tl.constexpr, GROUP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    AHEAD: tl.constexpr, DEPENDENT: tl.constexpr,
+    AHEAD: tl.constexpr, STEP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Compute y = conv(x, w), or with FLIP its adjoint, for images [N, H, W, C]."""
     after_previous(DEPENDENT)
@@ -152,23 +160,26 @@ def grouped_conv_kernel(
     here = none  # of row r
     if AHEAD:
         following = fetch(x, at, inside, first - 1, H, width)
-    for r in tl.range(first - 1, last + 1, num_stages=STAGES):
-        if AHEAD:
-            row = following
-            following = fetch(x, at, inside, r + 1, H, width)
-        else:
-            row = fetch(x, at, inside, r, H, width)
-        done = product(row, bottom, above)
-        above = product(row, middle, here)
-        here = product(row, top, none)
-        tl.store(y + (to + width * (r - 1)), done.to(y.dtype.element_ty), kept & (r > first))
+    for start in tl.range(first - 1, last + 1, STEP, num_stages=STAGES):
+        for k in tl.static_range(STEP):
+            r = start + k
+            if AHEAD:
+                row = following
+                following = fetch(x, at, inside, r + 1, H, width)
+            else:
+                row = fetch(x, at, inside, r, H, width)
+            done = product(row, bottom, above)
+            above = product(row, middle, here)
+            here = product(row, top, none)
+            there = kept & (r > first) & (r <= last)
+            tl.store(y + (to + width * (r - 1)), done.to(y.dtype.element_ty), there)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def grouped_correlate_kernel(
     g, x, partials, N, H, W, C, pairs, strips, rows,
-    GROUP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    GROUP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    AHEAD: tl.constexpr, STEP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Write this program's sums of g * x for each weight of its group into a row of partials [.., C, 3, 3, GROUP]."""
     after_previous(DEPENDENT)
@@ -183,27 +194,28 @@ def grouped_correlate_kernel(
         above = fetch(g, of, there, first - 1, H, width)
         here = fetch(g, of, there, first, H, width)
         below = fetch(g, of, there, first + 1, H, width)
-        following = fetch(x, at, inside, first, H, width)
-    for r in tl.range(first, last, num_stages=STAGES):
-        if AHEAD:
-            row = tl.trans(following)
-            following = fetch(x, at, inside, r + 1, H, width)
-            coming = fetch(g, of, there, r + 2, H, width)
-        else:
-            row = tl.trans(fetch(x, at, inside, r, H, width))
-            above = fetch(g, of, there, r - 1, H, width)
-            here = fetch(g, of, there, r, H, width)
-            below = fetch(g, of, there, r + 1, H, width)
-        top = product(row, below, top)
-        middle = product(row, here, middle)
-        bottom = product(row, above, bottom)
-        if AHEAD:
-            above = here
-            here = below
-            below = coming
-    to = (
-        partials + (tl.program_id(0) // (C // GROUP)).to(tl.int64) * C * 9 * GROUP + group * GROUP * 9 * GROUP
-    )
+        following = fetch(x, at, inside, first, last, width)
+    for start in tl.range(first, last, STEP, num_stages=STAGES):
+        for k in tl.static_range(STEP):
+            r = start + k
+            if AHEAD:
+                row = tl.trans(following)
+                following = fetch(x, at, inside, r + 1, last, width)
+                coming = fetch(g, of, there, r + 2, H, width)
+            else:
+                row = tl.trans(fetch(x, at, inside, r, last, width))
+                above = fetch(g, of, there, r - 1, H, width)
+                here = fetch(g, of, there, r, H, width)
+                below = fetch(g, of, there, r + 1, H, width)
+            top = product(row, below, top)
+            middle = product(row, here, middle)
+            bottom = product(row, above, bottom)
+            if AHEAD:
+                above = here
+                here = below
+                below = coming
+    part = (tl.program_id(0) // (C // GROUP)).to(tl.int64)
+    to = partials + (part * C + group * GROUP) * 9 * GROUP
     store_taps(to, top, 0, GROUP)
     store_taps(to, middle, 1, GROUP)
     store_taps(to, bottom, 2, GROUP)
@@ -246,6 +258,7 @@ def cover(x: Tensor, group: int, op: str) -> Cover:
         "BLOCK": block,
         "STAGES": config.stages,
         "AHEAD": config.ahead,
+        "STEP": config.step,
         "num_warps": config.warps,
     }
     sizes = (samples, height, width, channels, pairs, strips, rows)

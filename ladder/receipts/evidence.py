@@ -225,7 +225,21 @@ def describe_pair(step: Any) -> Plain:
         "adam": all(is_adam(optimizer) for optimizer in step.optimizers.values()),
         "parts": {phase: step._parts(phase) for phase in step.order},
         "recomputed": getattr(step.blocks, "runs", 0),
+        "served": step.served,
+        "norms": count_norms(step),
+        "grouped": sum(map(len, step.grouped.layers)),  # weights with weight norm, made together
     }
+
+
+def count_norms(step: Any) -> dict[str, list[int]]:
+    """Return how many norms of a kind our kernels compute, and how many of them with an activation in any phase."""
+    acts = {module for each in step.norms.acts.values() for module in each}
+    counts: dict[str, list[int]] = {}
+    for module in step.norms.modules:
+        count = counts.setdefault(type(module).__name__, [0, 0])
+        count[0] += 1
+        count[1] += module in acts
+    return counts
 
 
 def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, Plain]]:

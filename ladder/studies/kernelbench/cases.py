@@ -314,6 +314,17 @@ OPS: dict[str, Op] = {
         lambda w: [size_map(w, r) | {"I": w.fmaps(a)} for a, r in itertools.pairwise(reversed(w.resolutions))],
         count_bytes("x", "low", "weight"),
         activations=("x", "low", "weight"), penalty=("x", "low"), options={"gain": 1.0}, settings=SETTINGS[:1]),
+    # Of pairs of your own, at StyleGAN2's sizes.
+    "group_norm_act": Op(
+        "group_norm_act", {"x": "NCHW", "weight": "C", "bias": "C"}, list_layers, count_bytes("x"), penalty=("x",),
+        options={"silu": True}, call=lambda f, x, **t: f(x, math.gcd(x.shape[1], 32), **t)),
+    "batch_norm_act": Op(
+        "batch_norm_act", {"x": "NCHW", "weight": "C", "bias": "C"}, list_layers, count_bytes("x"), penalty=("x",),
+        options={"slope": 0.2}),
+    "weight_norm": Op(
+        "weight_norm", name_group("v", "OI33") | name_group("g", "O111"), list_weights,
+        lambda op, t, backward: op.bytes_moved(pick_group(t, "v"), pick_group(t, "v"), backward=backward),
+        activations=(), settings=FLOAT, call=lambda f, **t: f(pick_group(t, "v"), pick_group(t, "g"))),
     # CUDA C++.
     "cuda instance_norm_act": replace(INSTANCE_NORM, function="cuda.instance_norm_act", needs=("nvcc",)),
     "cuda strided_act": make_pair("strided_act"),
