@@ -27,7 +27,13 @@ OF_LAYERS = (
     "streams", "dependent_launch",
 )  # fmt: skip
 # Fields that only a user's pair reads: for modules of PyTorch's that StyleGAN2 has not, or has ops of its own for.
-OF_PAIRS = ("double_backward", "fused_group_norm", "fused_batch_norm", "fused_weight_norm")
+OF_PAIRS = (
+    "double_backward",
+    "fused_group_norm",
+    "fused_batch_norm",
+    "fused_weight_norm",
+    "fused_grouped_conv",
+)
 # Fields of a workload or a recipe that came after the first results: left out of plain data at their defaults.
 LATER = {
     "Workload": ("spectral_norm", "conv_clamp", "convolution", "block_layers"),
@@ -287,6 +293,7 @@ class Recipe(_Config):
     double_backward: bool = False
     fused_group_norm: bool = False  # nn.GroupNorm, with the SiLU or ReLU behind it
     fused_batch_norm: bool = False  # nn.BatchNorm, with the ReLU or leaky ReLU behind it
+    fused_grouped_conv: bool = False  # 3x3 convolutions in groups of 8, 16 or 32 channels
     fused_weight_norm: bool = False  # the weights of all layers with weight norm, made together
 
     @property

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.double_backward import fast_double_backward
+from kernels.linear import grouped
 from ladder.core.plain import Plain
 from ladder.core.protocol import CYCLE_STEPS
 from ladder.receipts import share
@@ -424,6 +425,9 @@ def list_facts(step: TrainingStep) -> Plain:
         "fused_weight_norm": None
         if any(list_normed(network) for network in step.networks.values())
         else "no layer of its networks has weight norm with dim=0",
+        "fused_grouped_conv": None
+        if any(map(is_grouped, modules))
+        else "its networks have no nn.Conv2d of 3x3 pixels in groups of 8, 16 or 32 channels",
         "images": None if step.real is not None else "it reads none of the workload's images",
         "loading": None if step.real is not None or step.data else "it reads no data",
         "compile": None
@@ -435,6 +439,15 @@ def list_facts(step: TrainingStep) -> Plain:
         "phases": [f"{each.name} trains {each.network}" for each in step.pair.phases],
         "weights": {name: sum(p.numel() for p in each.parameters()) for name, each in step.networks.items()},
     }
+
+
+def is_grouped(module: nn.Module) -> bool:
+    """Return whether this is a convolution that the rung `grouped_conv` is about."""
+    if not isinstance(module, nn.Conv2d) or module.groups == 1 or module.in_channels != module.out_channels:
+        return False
+    slides = (module.kernel_size, module.stride, module.dilation) == ((3, 3), (1, 1), (1, 1))
+    pads = module.padding in ((1, 1), "same") and module.padding_mode == "zeros"
+    return slides and pads and module.in_channels // module.groups in grouped.GROUPS
 
 
 def find_layout_problem(fields: Plain, device: str, seed: int) -> str | None:

@@ -131,7 +131,8 @@ def gather_evidence(step: Any, traced: Traced | None = None) -> Plain:
             "phases_per_step": sum(often.values()),
             **{key: figures.get(key) for key in ("launches", "replays", "kernels", "busy_ms")},
         },
-        "fills": {  # the memset nodes of all captured graphs
+        "fills": {  # the memset nodes of all captured graphs that were searched
+            "graphs": len(graphs),
             "found": sum(graph.found for graph in graphs),
             "replaced": sum(graph.replaced for graph in graphs),
             "left": dict(sum((Counter(each.left) for each in graphs), Counter[str]())),  # why -> nodes
@@ -274,9 +275,8 @@ def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, Plain]]:
             watch.start(1 / each.every)
             with watch:
                 step.run_phase(phase)
-        for (
-            optimizer
-        ) in step.optimizers.values():  # as the next step begins: a network may have a single phase
+        # As the next step begins: a network may have a single phase.
+        for optimizer in step.optimizers.values():
             optimizer.zero_grad(set_to_none=step.recipe.set_to_none)
         synchronize_device(step)
     return watch, zeroed, kernels
