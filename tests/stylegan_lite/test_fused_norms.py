@@ -82,7 +82,7 @@ def nets():
 def test_only_an_activation_that_alone_reads_a_norm_joins_it(nets):
     _, net, norms, x = nets
     norms.observe("D", lambda: net(x))
-    named = {name: module for name, module in net.named_modules()}
+    named = dict(net.named_modules())
     found = {name: norms.acts["D"].get(module) for name, module in named.items() if module in norms.modules}
     assert found == {
         "function": ("silu", 0.0),
