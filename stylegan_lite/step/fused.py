@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, weight_norm
+from torch.nn.utils import parametrizations
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -205,7 +206,7 @@ def list_normed(network: nn.Module) -> list[NormedWeight]:
             if len(each) == 1 and type(each[0]) is parametrizations._WeightNorm and each[0].dim == 0:
                 found.append(NormedWeight(each.original1, each.original0, each, "forward"))
         for hook in module._forward_pre_hooks.values():
-            if type(hook) is weight_norm.WeightNorm and hook.dim == 0:
+            if type(hook) is WeightNorm and hook.dim == 0:
                 v, g = (getattr(module, f"{hook.name}_{letter}") for letter in "vg")
                 found.append(NormedWeight(v, g, hook, "compute_weight"))
     layouts = (torch.contiguous_format, torch.channels_last)
