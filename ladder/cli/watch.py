@@ -179,9 +179,8 @@ def list_details(seen: Observation, finding: Finding) -> list[tuple[str, str]]:
     named = [f"{line}  {seen.lines.get(line, '')}".strip() for line in finding.where[:MOST_LINES]]
     more = len(finding.where) - len(named)
     named += [f"and {format_count(more, 'more line')}"] if more > 0 else []
-    worth = "no time was measured" if seen.gpu else "no time on a CPU was measured"
-    if finding.ms is not None:
-        worth = f"at most {format_ms(finding.most * finding.ms)} ms a step, an upper bound"
+    bound = format_ms(finding.most * (finding.ms or 0))
+    worth = "not measured" if finding.ms is None else f"at most {bound} ms a step, an upper bound"
     if measured := find_measured(seen.gpu, finding.rung):
         worth = f"{worth}; measured by this project: {measured}"
     details = [*(("where", line) for line in named), ("do", finding.do), ("worth", worth)]
