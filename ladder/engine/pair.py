@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernels.double_backward import fast_double_backward
+from kernels.linear import grouped
 from ladder.core.plain import Plain
 from ladder.core.protocol import CYCLE_STEPS
 from ladder.receipts import share
@@ -27,6 +29,7 @@ from ladder.rungs.channels_last import REACHED
 from stylegan_lite import make_step
 from stylegan_lite.config import ConfigError, PairWorkload
 from stylegan_lite.step import Input, Phase, TrainingStep, loading, saving
+from stylegan_lite.step.fused import BATCH_NORMS, can_fuse, list_normed
 from stylegan_lite.step.pair import HALVES
 from stylegan_lite.step.phases import is_adam
 
@@ -308,7 +311,14 @@ def check_losses(step: TrainingStep, folder: str) -> Plain:
     Raises ConfigError for the first thing that a loss must not do. The step is left as it was.
     """
     before = copy.deepcopy(step.state_dict())
-    branches = [check_phase_loss(step, phase, folder) for phase in step.order]
+    branches, served = [], 0
+    for phase in step.order:
+        with fast_double_backward() as use:
+            branches.append(check_phase_loss(step, phase, folder))
+        served += use.calls * step.kinds[phase].twice
+    once = "no phase says Phase(..., twice=True), whose loss holds a gradient of its own"
+    if any(each.twice for each in step.kinds.values()):
+        once = "no convolution is differentiated twice"
     branch = next((branch for branch in branches if branch), None)
     moved = (
         f"{name}.{key}"
@@ -319,6 +329,7 @@ def check_losses(step: TrainingStep, folder: str) -> Plain:
     first = next(moved, None)
     saving.load_model(step, before)
     return {
+        "double_backward": None if served else once,
         "graphs": None if branch is None else f"{branch}a branch on a tensor's value cannot be captured",
         "split": None
         if first is None
@@ -405,7 +416,18 @@ def list_facts(step: TrainingStep) -> Plain:
     blocks = None if has else "it has no blocks(network) that could run once more"
     if has and not any([*step.pair.blocks(name)] for name in once):
         blocks = "no network of a phase that is differentiated once has blocks"
+    kinds = {type(each) for network in step.networks.values() for each in network.modules() if can_fuse(each)}
     return {
+        "fused_group_norm": None if nn.GroupNorm in kinds else "its networks have no nn.GroupNorm",
+        "fused_batch_norm": None
+        if kinds & {*BATCH_NORMS}
+        else "its networks have no nn.BatchNorm that takes the batch's statistics and has a momentum",
+        "fused_weight_norm": None
+        if any(list_normed(network) for network in step.networks.values())
+        else "no layer of its networks has weight norm with dim=0",
+        "fused_grouped_conv": None
+        if any(map(is_grouped, modules))
+        else "its networks have no nn.Conv2d of 3x3 pixels in groups of 8, 16 or 32 channels",
         "images": None if step.real is not None else "it reads none of the workload's images",
         "loading": None if step.real is not None or step.data else "it reads no data",
         "compile": None
@@ -417,6 +439,15 @@ def list_facts(step: TrainingStep) -> Plain:
         "phases": [f"{each.name} trains {each.network}" for each in step.pair.phases],
         "weights": {name: sum(p.numel() for p in each.parameters()) for name, each in step.networks.items()},
     }
+
+
+def is_grouped(module: nn.Module) -> bool:
+    """Return whether this is a convolution that the rung `grouped_conv` is about."""
+    if not isinstance(module, nn.Conv2d) or module.groups == 1 or module.in_channels != module.out_channels:
+        return False
+    slides = (module.kernel_size, module.stride, module.dilation) == ((3, 3), (1, 1), (1, 1))
+    pads = module.padding in ((1, 1), "same") and module.padding_mode == "zeros"
+    return slides and pads and module.in_channels // module.groups in grouped.GROUPS
 
 
 def find_layout_problem(fields: Plain, device: str, seed: int) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stylegan_lite.config import OF_LAYERS
+from stylegan_lite.config import OF_LAYERS, OF_PAIRS
 from stylegan_lite.shares import holds_parts
 
 # Needs of the workload, and the field that meets each: see `possible`.
@@ -38,7 +38,9 @@ OF_PAIR = {
     "channels_last": "conv2d",
     "checkpointing": "blocks",
     "micro_batches": "split",
+    **{field: field for field in OF_PAIRS},
 }
+PAIRS = "it is for pairs of your own (--model): StyleGAN2 has other layers, or a rung of its own for it"
 LAYERS = "it is about layers of StyleGAN2"
 
 NEEDS = (*OF_MACHINE, *OF_WORKLOAD, RANKS)
@@ -62,6 +64,7 @@ def join_capabilities(
         if clamp is None
         else f"needs activations without a bound, not conv_clamp: {clamp:g}",
         RANKS: ONE_PROCESS,
+        **dict.fromkeys(OF_PAIRS, PAIRS),
         **{f"micro_batches: {n}": _check_parts(n, workload) for n in PARTS},
     }
 
@@ -90,5 +93,5 @@ def of_change(change: Mapping[str, Any], capabilities: dict[str, str | None]) ->
     """Return why the workload behind these capabilities cannot be trained with a rung's change, or None."""
     reasons = (capabilities.get(OF_PAIR[field]) for field in change if field in OF_PAIR)
     if why := next((reason for reason in reasons if reason is not None), None):
-        return f"not for this pair: {why}"
+        return why if why == PAIRS else f"not for this pair: {why}"
     return capabilities.get(f"micro_batches: {change.get('micro_batches', 1)}")

@@ -111,6 +111,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "kernels": tables.render_kernels,
     "machines": render_machines,
     "mapped": tables.render_files("map", slice(-1)),  # without the times of cells
+    "pair": tables.render_pair,
     "parts": tables.render_parts,
     "passes": tables.render_passes,
     "penalty": tables.render_files("penalty", slice(1)),

@@ -120,6 +120,13 @@ def render_run(committed: Committed, name: str) -> str:
     return render(replace(table, notes=(), rows=[table.rows[k] for k in order]), cite(committed, result))
 
 
+def render_pair(committed: Committed, name: str) -> str:
+    """Return every rung of a pair's ladder on each machine that climbed it, or the command that does."""
+    climbs = ["/".join(key) for key in sorted(committed.best) if key[1:] == (name, "pair", modes.CUMULATIVE)]
+    shown = (f"{climb.split('/')[0]}:\n\n{render_run(committed, climb)}" for climb in climbs)
+    return "\n".join(shown) or describe_absence(f"ladder run --model examples/pairs/{name}.py")
+
+
 def render_parts(committed: Committed, machine: str) -> str:
     """Return what a batch of 32 costs in four parts, and in four steps of 8, over one step of 32."""
     places = [

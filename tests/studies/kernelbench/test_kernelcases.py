@@ -42,7 +42,8 @@ RECIPES = (
     ON | {"conv": "double_backward", "resample": "triton"},
 )
 # StyleGAN2's layers have noise and a bias as well, and styles are in toRGB's weights; images alone are filtered up.
-NEVER = ("scale_act", "to_rgb", "upfirdn2d up", "demodulate_group", "power_iteration")
+NEVER = ("group_norm_act", "batch_norm_act", "weight_norm")  # of other networks
+NEVER += ("scale_act", "to_rgb", "upfirdn2d up", "demodulate_group", "power_iteration")
 EQUIVALENT = ("gain", "act_gain", "weight_gain", "filter_gain", "slope", "channels_last", "bias_gain", "taps")
 LINEAR = ("conv2d", "upfirdn2d")  # of these a few calls are timed, and it matters how they are called
 CUDA = [op for op, entry in OPS.items() if entry.needs]
@@ -207,6 +208,8 @@ def test_cuda_c_that_is_not_there_is_no_triton(monkeypatch):
         ("power_iteration", 4 * (135 + 2 * 3 + 2 * 45), None),
         ("conv2d", 2 * 180 + 81, 3 * 180 + 2 * 81),
         ("conv_transpose2d", 180 + 81 + 2 * 3 * 11 * 13, 2 * (180 + 81) + 2 * 3 * 11 * 13),
+        ("group_norm_act", 2 * 180, 3 * 180),
+        ("weight_norm", 4 * 2 * 135, 4 * 3 * 135),
         ("bias_act_skip", 2 * 180 + 300 + 15, 3 * 180 + 2 * (300 + 15)),
         ("cuda instance_norm_act", 2 * 180 + 60, 3 * 180 + 60),
         ("upfirdn2d after up", 180 + 2 * 3 * 4 * 5, 180 + 2 * 3 * 4 * 5),
