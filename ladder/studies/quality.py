@@ -195,7 +195,9 @@ ladder quality --ladder article --rungs bf16,graph_fills
         }
 
     def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
-        many = text.format_count(len(cases), "case" if job.options.bugs else "training")
+        if job.options.bugs:
+            return f"quality: bugs of {job.name} on {job.device}, {text.format_count(len(cases), 'case')}"
+        many = text.format_count(len(cases), "training")
         return (
             f"quality: {job.name} on {job.device}, {many} of {text.format_count(job.options.steps, 'step')}"
         )
@@ -547,6 +549,22 @@ def derive_bugs(file: File) -> list[Bug]:
             bug = structs.replace(bug, tried=[*dict.fromkeys((*bug.tried, case.by or TRAINING))], **more)
         bugs[case.rung] = bug
     return [*bugs.values()]
+
+
+def join_bugs(one: Bug, other: Bug) -> Bug:
+    """Return what two files know of a bug: a method's finding is that of the file that tried it."""
+    more = {by: getattr(other, by) for by in other.tried}
+    return structs.replace(one, tried=[*dict.fromkeys((*one.tried, *other.tried))], **more)
+
+
+def describe_answer(file: File) -> str:
+    """Return the answer of a file as a clause: each rung's, at which size, after how many images."""
+    work = file.workload or {}
+    answers = ", ".join(f"`{rung.name}` {rung.verdict}" for rung in derive_rungs(file)[1:])
+    images = (
+        f"{int(work['batch']) * file.options.steps:,} images at {work['resolution']}x{work['resolution']}"
+    )
+    return f"{answers} after {images}, {file.options.seeds} seeds"
 
 
 def summarize_bugs(file: File) -> list[str]:
