@@ -168,14 +168,23 @@ class QualityStudy(Study[Options, Case, Observed]):
 ladder quality                                 the highest rung of full, on a sample of Fashion-MNIST
 ladder quality --data FOLDER --seeds 10        on the images of a folder, or on MNIST's files
 ladder quality --ladder article --rungs bf16,graph_fills
+ladder quality --model my_pair.py --data photos      the rungs on a pair of your own
+ladder quality --bugs                          what finds a bug? Twenty are planted, each alone
 """
     default_workload = {"cuda": "fashion", "cpu": "tiny"}
     default_images = str(idx.SAMPLE)
+    takes_pairs = True
     extendable = ("jobs",)
     answers, final = ("ok",), ("ok",)
 
     def plan_cases(self, job: Job) -> dict[str, Case]:
         own = job.options
+        if not job.workload["resolution"]:
+            raise UserError(
+                "this pair reads no images (no Input of source images), which samples are compared with"
+            )
+        if own.bugs and "pair" in job.workload:
+            raise UserError("--bugs are planted in StyleGAN2: leave out --model")
         if own.bugs:
             return plan_bugs(job)
         if own.by is not None:
@@ -227,6 +236,8 @@ ladder quality --ladder article --rungs bf16,graph_fills
             with contextlib.closing(seeds.train_all(setup, waiting, own.jobs)) as trainings:
                 for done, (task, each) in enumerate(trainings, 1):
                     key = task.key
+                    if each.refused:
+                        raise UserError(str(each.reason))
                     reason = each.reason and text.make_display(each.reason)
                     points = [
                         structs.replace(one, seconds=one.seconds * (own.jobs == 1)) for one in each.points
