@@ -190,3 +190,14 @@ def test_a_pair_without_samples_is_refused_before_it_is_trained(
     setup = seeds.Setup(make_pair(tmp_path, change, to), "cpu", 10**6)
     outcome = seeds.train_rung(setup, seeds.Task("one", {}, 0), seeds.read_real(setup))
     assert outcome.refused and says in (outcome.reason or "")
+
+
+def test_what_a_task_plants_is_trained(tmp_path: Path) -> None:
+    for index in range(8):
+        Image.effect_noise((8, 8), 90 + index).convert("RGB").save(tmp_path / f"{index}.png")
+    setup = seeds.Setup(WORKLOAD | {"data": str(tmp_path)}, "cpu", 2)
+    clean, again, planted = (
+        seeds.train_rung(setup, seeds.Task("", {}, 0, variant), seeds.read_real(setup))
+        for variant in (None, None, ["bugs", "sign_flipped"])
+    )
+    assert clean.points[0].levels == again.points[0].levels != planted.points[0].levels
