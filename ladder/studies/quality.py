@@ -530,10 +530,12 @@ def inspect_bug(session: Session, case: Case) -> Observed:
     from ladder import receipts
     from ladder.engine.pool import WorkerFailure
 
-    how: dict[str, Any] = {"keep_gradients": case.by == "parity", "variant": case.variant}
+    is_parity = case.by == "parity"
     try:
-        with session.prepare_worker(case.recipe, case.seed, **how) as worker:
-            if case.by == "parity":
+        with session.prepare_worker(
+            case.recipe, case.seed, keep_gradients=is_parity, variant=case.variant
+        ) as worker:
+            if is_parity:
                 finding = worker.call("parity")["reason"]
             else:
                 worker.call("profile", part="load")
