@@ -201,7 +201,9 @@ def grouped_correlate_kernel(
             above = here
             here = below
             below = coming
-    to = partials + (tl.program_id(0) // (C // GROUP)).to(tl.int64) * C * 9 * GROUP + group * GROUP * 9 * GROUP
+    to = (
+        partials + (tl.program_id(0) // (C // GROUP)).to(tl.int64) * C * 9 * GROUP + group * GROUP * 9 * GROUP
+    )
     store_taps(to, top, 0, GROUP)
     store_taps(to, middle, 1, GROUP)
     store_taps(to, bottom, 2, GROUP)
