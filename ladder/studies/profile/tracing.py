@@ -445,7 +445,7 @@ def list_layers(step: Any) -> Iterator[tuple[str, Any]]:
         title: str | None = f"{network} {path} {type(module).__name__}" if path else network
         if sizes is not None:
             title = layer_name(network, path, sizes)
-        if title and (sizes is not None or path.count(".") < deepest):
+        if title and (sizes is not None or not path or path.count(".") < deepest):
             yield title, module
 
 
