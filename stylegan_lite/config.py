@@ -198,7 +198,8 @@ class PairWorkload(_Config):
     """The training task of a user's pair (`stylegan_lite.step.pair`).
 
     `model` is (folder, file or module below it, function), with which the pair is made; `settings` are the function's
-    arguments. `pair` is a digest of its source and settings.
+    arguments. `pair` is a digest of its source and settings. `sizes` are laid over the settings, where a study has the
+    pair in another batch or resolution; the digest is without them.
     """
 
     pair: str
@@ -208,6 +209,7 @@ class PairWorkload(_Config):
     resolution: int | None = None  # of the workload's images, if the pair reads some
     data: str | None = None
     flips: bool = True
+    sizes: dict | None = None
 
     def _refuse_impossible(self, where: str) -> None:
         if self.batch < 1:

@@ -73,14 +73,13 @@ def describe_pair(model: Sequence[str], settings: Plain, device: str, seed: int)
         refuse_difference(pair, loading.make_pair(blank)[0], where)
         declared = {phase.name: pair.inputs(phase.name) for phase in pair.phases}
         check_inputs(pair, declared, where)
-        flat = [one for _, _, one in list_inputs(declared)]
-        sizes = {one.shape[-1] for one in flat if one.source == "images"}
+        batch, resolution = loading.measure_sizes(pair)
         fields: Plain = {
             "pair": digest,
             "model": list(model),
             "settings": dict(settings),
-            "batch": max(one.batch for one in flat),
-            "resolution": sizes.pop() if sizes else None,
+            "batch": batch,
+            "resolution": resolution,
         }
         step = make_step(fields, {}, device=device, seed=seed)
         try:
@@ -93,7 +92,7 @@ def describe_pair(model: Sequence[str], settings: Plain, device: str, seed: int)
         raise
     except Exception as error:
         raise ConfigError(loading.locate(error, folder, where)) from error
-    return {"name": model[1].removesuffix(".py").split(".")[-1].lower(), "fields": fields, "facts": facts}
+    return {"fields": fields, "facts": facts}
 
 
 def list_inputs(declared: Plain) -> Iterator[tuple[str, str, Input]]:
@@ -437,6 +436,7 @@ def list_facts(step: TrainingStep) -> Plain:
         "blocks": blocks,
         "conv2d": None if any(isinstance(each, CONVOLUTIONS) for each in modules) else flat,
         "phases": [f"{each.name} trains {each.network}" for each in step.pair.phases],
+        "takes": loading.list_settings(step.workload),
         "weights": {name: sum(p.numel() for p in each.parameters()) for name, each in step.networks.items()},
     }
 
