@@ -32,6 +32,7 @@ OF_PAIRS = (
     "fused_group_norm",
     "fused_batch_norm",
     "fused_weight_norm",
+    "fused_spectral_norm",
     "fused_grouped_conv",
 )
 # Fields of a workload or a recipe that came after the first results: left out of plain data at their defaults.
@@ -297,6 +298,9 @@ class Recipe(_Config):
     fused_batch_norm: bool = False  # nn.BatchNorm, with the ReLU or leaky ReLU behind it
     fused_grouped_conv: bool = False  # 3x3 convolutions in groups of 8, 16 or 32 channels
     fused_weight_norm: bool = False  # the weights of all layers with weight norm, made together
+    fused_spectral_norm: bool = (
+        False  # likewise with spectral norm, after a step of the power iteration for all
+    )
 
     @property
     def has_kernels(self) -> bool:
@@ -415,9 +419,12 @@ class Recipe(_Config):
             raise ConfigError(
                 f"{where}: compile: {self.compile} needs set_to_none: true (its graphs overwrite what is kept)"
             )
-        if (
-            self.fused_group_norm or self.fused_batch_norm or self.fused_weight_norm
-        ) and self.compile != "off":
+        if self.fused_spectral_norm and self.checkpointing:
+            raise ConfigError(
+                f"{where}: fused_spectral_norm needs checkpointing: false (whose blocks iterate once more)"
+            )
+        norms = ("fused_group_norm", "fused_batch_norm", "fused_weight_norm", "fused_spectral_norm")
+        if self.compile != "off" and any(getattr(self, name) for name in norms):
             raise ConfigError(f"{where}: fused norms of modules need compile: off (which fuses them itself)")
         if self.precision == "fp64" and self.cuda_graphs:
             raise ConfigError(f"{where}: precision: fp64 is the parity reference and is never captured")

@@ -29,7 +29,7 @@ from ladder.rungs.channels_last import REACHED
 from stylegan_lite import make_step
 from stylegan_lite.config import ConfigError, PairWorkload
 from stylegan_lite.step import Input, Phase, TrainingStep, loading, saving
-from stylegan_lite.step.fused import BATCH_NORMS, can_fuse, list_normed
+from stylegan_lite.step.fused import BATCH_NORMS, can_fuse, list_normed, list_spectral
 from stylegan_lite.step.pair import HALVES
 from stylegan_lite.step.phases import is_adam
 
@@ -421,6 +421,9 @@ def list_facts(step: TrainingStep) -> Plain:
         "fused_batch_norm": None
         if kinds & {*BATCH_NORMS}
         else "its networks have no nn.BatchNorm that takes the batch's statistics and has a momentum",
+        "fused_spectral_norm": None
+        if any(list_spectral(network) for network in step.networks.values())
+        else "no layer of its networks has parametrizations.spectral_norm with its defaults",
         "fused_weight_norm": None
         if any(list_normed(network) for network in step.networks.values())
         else "no layer of its networks has weight norm with dim=0",

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 
 from ladder import receipts
@@ -15,7 +16,7 @@ from ladder.engine.pair import describe_pair
 from ladder.parity import check as parity
 from ladder.receipts.evidence import gather_evidence
 from stylegan_lite import ConfigError, Recipe, make_step
-from stylegan_lite.step.fused import BATCH_NORMS, GROUP_NORMS, FusedNorms, GroupedWeights
+from stylegan_lite.step.fused import BATCH_NORMS, GROUP_NORMS, FusedNorms, GroupedSpectral, GroupedWeights
 from stylegan_lite.step.loading import find_model
 
 torch.set_num_threads(1)
@@ -181,18 +182,45 @@ def test_weights_of_all_layers_are_made_together_and_are_pytorchs():
     torch.testing.assert_close(net[0].weight, 2 * first)
 
 
+def make_spectral():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 4, 3), nn.Conv2d(4, 3, 1), nn.Flatten(), nn.Linear(12, 2)]
+    return nn.Sequential(
+        *(spectral_norm(each) if hasattr(each, "weight") else each for each in layers)
+    ).double()
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_spectral_norms_of_a_network_iterate_together_at_each_pass(layout):
+    plain, net = (make_spectral().to(memory_format=layout) for _ in range(2))
+    grouped, x = GroupedSpectral([net]), torch.randn(2, 2, 4, 4, dtype=torch.float64)
+    net(x), net(-x), net[0].weight  # the first layer reads its weight once more
+    grouped.note("D")
+    assert [len(group) for group in grouped.groups["D"]] == [2, 1]
+    net.load_state_dict(plain.state_dict())
+    grouped.begin("D")
+    found = []
+    for each in (net, plain):
+        twice = nn.Sequential(each)
+        twice.forward = lambda x, each=each: each(x) + each(-x) + each[0].weight.sum()
+        found.append(results(twice, x, torch.enable_grad))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 # ---- as a pair climbs ------------------------------------------------------------------------------------------------
 
 PAIR = """
 import torch, torch.nn.functional as F
 from torch import nn
-from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from stylegan_lite.step import Input, Phase
 
 class Pair:
     def __init__(self):
         G = nn.Sequential(nn.Conv2d(2, 8, 1), nn.GroupNorm(2, 8), nn.SiLU(), weight_norm(nn.Conv2d(8, 2, 1)))
-        D = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 1, 3))
+        last = spectral_norm(nn.Conv2d(8, 1, 3))
+        D = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), last)
         self.networks, self.averages = {"G": G, "D": D}, {"G": 100}
         self.phases = [Phase("D_main", "D"), Phase("D_r1", "D", every=16, twice=True), Phase("G_main", "G")]
 
@@ -225,6 +253,7 @@ RUNGS = {
     "fused_group_norm": "fused_group_norm",
     "fused_batch_norm": "fused_batch_norm",
     "grouped_weight_norm": "fused_weight_norm",
+    "grouped_spectral_norm": "fused_spectral_norm",
 }
 
 
