@@ -434,7 +434,7 @@ class Watch:
             "loaders": [each | {"steps": half} for each in self.loaders.values()],
             "dropped": [{"owner": o, "phase": k, "count": n, "steps": half} for (o, k), n in self.dropped.items()],
             "graphs": {line: each for line, each in self.graphs.items() if len(each) == LOOKS},
-            "empty_caches": {line: n / (self.skip + len(self.bounds)) for line, n in self.empty_caches.items()},
+            "empty_caches": {line: n / self.skip for line, n in self.empty_caches.items() if n > 1},
             "compiled": {line: n - before.get(line, 0) for line, n in after.items() if n > before.get(line, 0)},
             "breaks": {str(reason).splitlines()[0][:200]: n for reason, n in breaks.items()},
             "retries": self._count_retries() - self.facts["retries"],
