@@ -251,9 +251,9 @@ def forward(x, weight, bias, norm: Norm, dtype: torch.dtype, running: tuple = ()
         means, m2s = x.new_empty((2, t.rows, channels), dtype=acc)
         launch(moments_kernel, t, (x, None, None, means, m2s), x.dtype, 0)
         running_mean, running_var, momentum = running or (None, None, 0.0)
-        statistics = (means, m2s, mean, rstd, running_mean, running_var, norm.eps, momentum)
+        statistics = (means, m2s, mean, rstd, running_mean, running_var, momentum)
         facts = (channels, pixels, tiles, programs)
-        _join(join_groups_kernel, t, x, norm, *statistics, *facts, PIXELS=t.options["BLOCK_P"])
+        _join(join_groups_kernel, t, x, norm, *statistics, *facts, PIXELS=t.options["BLOCK_P"], EPS=norm.eps)
         _pass(norm_act_kernel, t, x, norm, x, weight, bias, mean, rstd, y)
     return y, mean, rstd
 
