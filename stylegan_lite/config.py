@@ -32,6 +32,7 @@ OF_PAIRS = (
     "fused_group_norm",
     "fused_batch_norm",
     "fused_weight_norm",
+    "fused_spectral_norm",
     "fused_grouped_conv",
 )
 # Fields of a workload or a recipe that came after the first results: left out of plain data at their defaults.
@@ -198,7 +199,8 @@ class PairWorkload(_Config):
     """The training task of a user's pair (`stylegan_lite.step.pair`).
 
     `model` is (folder, file or module below it, function), with which the pair is made; `settings` are the function's
-    arguments. `pair` is a digest of its source and settings.
+    arguments. `pair` is a digest of its source and settings. `sizes` are laid over the settings, where a study has the
+    pair in another batch or resolution; the digest is without them.
     """
 
     pair: str
@@ -208,6 +210,7 @@ class PairWorkload(_Config):
     resolution: int | None = None  # of the workload's images, if the pair reads some
     data: str | None = None
     flips: bool = True
+    sizes: dict | None = None
 
     def _refuse_impossible(self, where: str) -> None:
         if self.batch < 1:
@@ -295,6 +298,9 @@ class Recipe(_Config):
     fused_batch_norm: bool = False  # nn.BatchNorm, with the ReLU or leaky ReLU behind it
     fused_grouped_conv: bool = False  # 3x3 convolutions in groups of 8, 16 or 32 channels
     fused_weight_norm: bool = False  # the weights of all layers with weight norm, made together
+    fused_spectral_norm: bool = (
+        False  # likewise with spectral norm, after a step of the power iteration for all
+    )
 
     @property
     def has_kernels(self) -> bool:
@@ -413,9 +419,12 @@ class Recipe(_Config):
             raise ConfigError(
                 f"{where}: compile: {self.compile} needs set_to_none: true (its graphs overwrite what is kept)"
             )
-        if (
-            self.fused_group_norm or self.fused_batch_norm or self.fused_weight_norm
-        ) and self.compile != "off":
+        if self.fused_spectral_norm and self.checkpointing:
+            raise ConfigError(
+                f"{where}: fused_spectral_norm needs checkpointing: false (whose blocks iterate once more)"
+            )
+        norms = ("fused_group_norm", "fused_batch_norm", "fused_weight_norm", "fused_spectral_norm")
+        if self.compile != "off" and any(getattr(self, name) for name in norms):
             raise ConfigError(f"{where}: fused norms of modules need compile: off (which fuses them itself)")
         if self.precision == "fp64" and self.cuda_graphs:
             raise ConfigError(f"{where}: precision: fp64 is the parity reference and is never captured")

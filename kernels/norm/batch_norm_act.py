@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..common.arguments import check_numbers, check_tensors, listed
 from .group_norm_act import Norm, bytes_moved, check, compose, run
 
 __all__ = ["batch_norm_act", "batch_norm_act_reference", "bytes_moved"]
@@ -66,8 +67,15 @@ def batch_norm_act_reference(
 
 
 def _check(x, weight, bias, running, eps, silu, slope) -> Norm:
-    mean, variance, _ = running or (None, None, 0.0)
-    check(x, weight, bias, 1, eps, silu, slope, running_mean=mean, running_var=variance)
+    buffers = {}
+    if running is not None:
+        parts = listed(running)
+        if parts is None or len(parts) != 3:
+            raise ValueError("running must be (mean, variance, momentum)")
+        check_tensors({"running mean": parts[0], "running variance": parts[1]})
+        check_numbers(momentum=parts[2])
+        buffers = {"running_mean": parts[0], "running_var": parts[1]}
+    check(x, weight, bias, 1, eps, silu, slope, **buffers)
     if x.numel() and x.numel() == x.shape[1]:
         raise ValueError(f"more than one number is needed for each channel, got {tuple(x.shape)}")
     return Norm(0, float(eps), bool(silu), float(slope))

@@ -29,7 +29,7 @@ from ladder.rungs.channels_last import REACHED
 from stylegan_lite import make_step
 from stylegan_lite.config import ConfigError, PairWorkload
 from stylegan_lite.step import Input, Phase, TrainingStep, loading, saving
-from stylegan_lite.step.fused import BATCH_NORMS, can_fuse, list_normed
+from stylegan_lite.step.fused import BATCH_NORMS, can_fuse, list_normed, list_spectral
 from stylegan_lite.step.pair import HALVES
 from stylegan_lite.step.phases import is_adam
 
@@ -73,14 +73,13 @@ def describe_pair(model: Sequence[str], settings: Plain, device: str, seed: int)
         refuse_difference(pair, loading.make_pair(blank)[0], where)
         declared = {phase.name: pair.inputs(phase.name) for phase in pair.phases}
         check_inputs(pair, declared, where)
-        flat = [one for _, _, one in list_inputs(declared)]
-        sizes = {one.shape[-1] for one in flat if one.source == "images"}
+        batch, resolution = loading.measure_sizes(pair)
         fields: Plain = {
             "pair": digest,
             "model": list(model),
             "settings": dict(settings),
-            "batch": max(one.batch for one in flat),
-            "resolution": sizes.pop() if sizes else None,
+            "batch": batch,
+            "resolution": resolution,
         }
         step = make_step(fields, {}, device=device, seed=seed)
         try:
@@ -93,7 +92,7 @@ def describe_pair(model: Sequence[str], settings: Plain, device: str, seed: int)
         raise
     except Exception as error:
         raise ConfigError(loading.locate(error, folder, where)) from error
-    return {"name": model[1].removesuffix(".py").split(".")[-1].lower(), "fields": fields, "facts": facts}
+    return {"fields": fields, "facts": facts}
 
 
 def list_inputs(declared: Plain) -> Iterator[tuple[str, str, Input]]:
@@ -422,6 +421,9 @@ def list_facts(step: TrainingStep) -> Plain:
         "fused_batch_norm": None
         if kinds & {*BATCH_NORMS}
         else "its networks have no nn.BatchNorm that takes the batch's statistics and has a momentum",
+        "fused_spectral_norm": None
+        if any(list_spectral(network) for network in step.networks.values())
+        else "no layer of its networks has parametrizations.spectral_norm with its defaults",
         "fused_weight_norm": None
         if any(list_normed(network) for network in step.networks.values())
         else "no layer of its networks has weight norm with dim=0",
@@ -437,6 +439,7 @@ def list_facts(step: TrainingStep) -> Plain:
         "blocks": blocks,
         "conv2d": None if any(isinstance(each, CONVOLUTIONS) for each in modules) else flat,
         "phases": [f"{each.name} trains {each.network}" for each in step.pair.phases],
+        "takes": loading.list_settings(step.workload),
         "weights": {name: sum(p.numel() for p in each.parameters()) for name, each in step.networks.items()},
     }
 

@@ -103,6 +103,17 @@ class Rung:
         except ConfigError as error:
             return {"problem": str(error)}
 
+    def do_identify(self, model: list[str], settings: dict) -> Plain:
+        """Return the digest of a user's pair, or one line why there is none."""
+        from stylegan_lite.config import ConfigError, PairWorkload
+        from stylegan_lite.step import loading
+
+        try:
+            made = loading.make_pair(PairWorkload(pair="", model=model, settings=settings, batch=1))
+        except ConfigError as error:
+            return {"problem": str(error)}
+        return {"problem": None, "pair": made[1]}
+
     def do_build(
         self, workload: dict, recipe: dict, device: str, seed: int,
         keep_gradients: bool = False, threads: int | None = None, variant: list[str] | None = None,

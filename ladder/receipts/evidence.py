@@ -227,7 +227,9 @@ def describe_pair(step: Any) -> Plain:
         "recomputed": getattr(step.blocks, "runs", 0),
         "served": step.served,
         "norms": count_norms(step),
-        "grouped": sum(map(len, step.grouped.layers)),  # weights with weight norm, made together
+        # weights with weight norm and with spectral norm, made together
+        "grouped": sum(map(len, step.grouped.layers)),
+        "spectral": sum(map(len, step.spectral.layers)),
     }
 
 

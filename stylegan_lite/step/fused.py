@@ -7,20 +7,22 @@ module, then returns its argument. A `TorchFunctionMode` sees to that, and raise
 result in a later run. In a captured graph none of this is left.
 
 Layers with weight norm read their weight from `GroupedWeights`, which makes those of a network together, before a loss.
+Those with spectral norm read it from `GroupedSpectral`, which takes a step of the power iteration for all of them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, weight_norm
+from torch.nn.utils import parametrizations
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -205,7 +207,7 @@ def list_normed(network: nn.Module) -> list[NormedWeight]:
             if len(each) == 1 and type(each[0]) is parametrizations._WeightNorm and each[0].dim == 0:
                 found.append(NormedWeight(each.original1, each.original0, each, "forward"))
         for hook in module._forward_pre_hooks.values():
-            if type(hook) is weight_norm.WeightNorm and hook.dim == 0:
+            if type(hook) is WeightNorm and hook.dim == 0:
                 v, g = (getattr(module, f"{hook.name}_{letter}") for letter in "vg")
                 found.append(NormedWeight(v, g, hook, "compute_weight"))
     layouts = (torch.contiguous_format, torch.channels_last)
@@ -257,3 +259,80 @@ class GroupedWeights:
         """Take the weights that were read since the last call as those of a phase."""
         used = [[each for each in layers if id(each.v) in self.seen] for layers in self.layers]
         self.used[phase], self.seen = [layers for layers in used if layers], set()
+
+
+def list_spectral(network: nn.Module) -> list[Any]:
+    """Return the parametrized weights of a network with spectral norm in training, as PyTorch's defaults have it."""
+    found = [each for m in network.modules() for each in getattr(m, "parametrizations", {}).values()]
+    return [each for each in found if len(each) == 1 and is_plain_spectral(each)]
+
+
+def is_plain_spectral(layer: Any) -> bool:
+    """Return whether our kernels do what a parametrization does: a step of the power iteration, and W / sigma."""
+    norm = layer[0]
+    if type(norm) is not parametrizations._SpectralNorm or layer.original.dim() < 2:
+        return False
+    return norm.training and (norm.dim, norm.n_power_iterations, norm.eps) == (0, 1, 1e-12)
+
+
+class GroupedSpectral:
+    """The weights with spectral norm of a step's networks, iterated and divided together.
+
+    PyTorch takes a step of the power iteration whenever a layer's weight is read. So does this: when the first layer of
+    a group reads its weight for the k-th time in a loss, all layers of the group take their k-th step.
+
+    Attributes:
+        groups: phase -> layers of a network that its loss reads equally often.
+    """
+
+    def __init__(self, networks: Iterable[nn.Module]) -> None:
+        self.layers = [list_spectral(network) for network in networks]
+        self.groups: dict[str, list[list[Any]]] = {}
+        self.reads: Counter[int] = Counter()  # of layers, in this loss
+        self.places: dict[
+            int, tuple[list[Any], int, list[list[Tensor]]]
+        ] = {}  # group, place in it, weights by step
+        for layer in (each for layers in self.layers for each in layers):
+            layer.forward = self._reader(layer, layer.forward)
+
+    def _reader(self, layer: Any, inner: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def read() -> Tensor:
+            turn, self.reads[id(layer)] = self.reads[id(layer)], self.reads[id(layer)] + 1
+            if id(layer) not in self.places or not layer[0].training:
+                return inner()
+            group, place, made = self.places[id(layer)]
+            if turn == len(made):
+                made.append(advance(group))
+            return made[turn][place]
+
+        return read
+
+    def begin(self, phase: str) -> None:
+        """Begin the loss of a phase."""
+        self.clear()
+        for group in self.groups.get(phase, []):
+            made: list[list[Tensor]] = []
+            self.places |= {id(layer): (group, k, made) for k, layer in enumerate(group)}
+
+    def clear(self) -> None:
+        """Let layers compute their weights themselves again."""
+        self.reads, self.places = Counter(), {}
+
+    def note(self, phase: str) -> None:
+        """Take the reads since `clear` as those of a phase."""
+        self.groups[phase] = []
+        for layers in self.layers:
+            for count in sorted({self.reads[id(each)] for each in layers} - {0}):
+                self.groups[phase].append([each for each in layers if self.reads[id(each)] == count])
+
+
+def advance(layers: list[Any]) -> list[Tensor]:
+    """Take a step of the power iteration for each layer, and return the weights."""
+    import kernels
+
+    weights, norms = [each.original for each in layers], [each[0] for each in layers]
+    us, vs = [each._u for each in norms], [each._v for each in norms]
+    kernels.power_iteration([each.detach() for each in weights], us, vs)
+    kept = torch.cat([*us, *vs]).split([len(each) for each in (*us, *vs)])  # the next step writes u and v
+    with torch.enable_grad():
+        return kernels.spectral_norm(weights, kept[: len(us)], kept[len(us) :])

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from stylegan_lite.config import ConfigError, PairWorkload
+from stylegan_lite.step.pair import Input
 
 OURS = ("kernels", "stylegan_lite", "ladder", "benches", "tests")
 
@@ -72,15 +73,31 @@ def make_pair(workload: PairWorkload) -> tuple[Any, str]:
         raise ConfigError(f"{target}: no function {function!r}; it has: {', '.join(names) or 'none'}")
     if not callable(make):
         raise ConfigError(f"{shown} is no function, but {type(make).__name__}")
-    refuse_settings(make, shown, workload.settings)
+    settings = {**workload.settings, **(workload.sizes or {})}
+    refuse_settings(make, shown, settings)
     try:
-        pair = make(**workload.settings)
+        pair = make(**settings)
     except Exception as error:
         raise ConfigError(locate(error, folder, shown)) from error
+    if workload.sizes and (got := measure_sizes(pair)) != (workload.batch, workload.resolution):
+        asked = ", ".join(f"{key}={value}" for key, value in workload.sizes.items())
+        raise ConfigError(f"{shown}: with {asked} its batch is {got[0]}, its images' resolution {got[1]}")
     digest = digest_source(folder, workload.model, workload.settings)
     if workload.pair and workload.pair != digest:
         raise ConfigError(f"{target}: the source has changed since the run began; start a new one")
     return pair, digest
+
+
+def measure_sizes(pair: Any) -> tuple[int, int | None]:
+    """Return the batch of a pair, and the resolution of the workload's images; None if it reads none."""
+    flat = [
+        one
+        for phase in pair.phases
+        for each in pair.inputs(phase.name).values()
+        for one in ([each] if isinstance(each, Input) else each)
+    ]
+    sizes = [one.shape[-1] for one in flat if one.source == "images"]
+    return max(one.batch for one in flat), next(iter(sizes), None)
 
 
 @functools.cache
@@ -116,6 +133,12 @@ def refuse_settings(make: Any, shown: str, settings: Mapping[str, Any]) -> None:
             meant = f"; did you mean {near[0]!r}?" if near else f"; it has: {', '.join(names) or 'none'}"
             raise ConfigError(f"{shown} takes no setting {unknown!r}{meant}") from None
         raise ConfigError(f"{shown}: {error}; give it with --set NAME=VALUE") from None
+
+
+def list_settings(workload: PairWorkload) -> list[str]:
+    """Return the names of the settings that the user's function takes."""
+    folder, target, function = workload.model
+    return list(inspect.signature(getattr(import_model(folder, target), function)).parameters)
 
 
 def list_sources(folder: str) -> dict[str, Path]:

@@ -22,7 +22,7 @@ from stylegan_lite.config import ConfigError, Recipe
 from stylegan_lite.step import fills, micro, recompute
 from stylegan_lite.step.compiled import Compiled
 from stylegan_lite.step.data import make_feed
-from stylegan_lite.step.fused import BATCH_NORMS, GROUP_NORMS, FusedNorms, GroupedWeights
+from stylegan_lite.step.fused import BATCH_NORMS, GROUP_NORMS, FusedNorms, GroupedSpectral, GroupedWeights
 from stylegan_lite.step.inputs import PhaseInputs
 from stylegan_lite.step.pair import CYCLE, Hooks, Input, Pair, Work, autocast, run_under, trained
 from stylegan_lite.step.parallel import ParallelStreams
@@ -89,6 +89,7 @@ class Phases:
         kinds = GROUP_NORMS * recipe.fused_group_norm + BATCH_NORMS * recipe.fused_batch_norm
         self.norms = FusedNorms(self.networks.values(), kinds)
         self.grouped = GroupedWeights(self.networks.values() if recipe.fused_weight_norm else ())
+        self.spectral = GroupedSpectral(self.networks.values() if recipe.fused_spectral_norm else ())
         self.served = 0  # second derivatives of convolutions that `double_backward` computed
         self.blocks: recompute.Blocks | None = None
         if recipe.checkpointing and not self.hooks.recomputes:
@@ -238,6 +239,7 @@ class Phases:
             loss = self._backward(phase, network, scale)
         finally:  # One network's phases may pass through another, too.
             self.grouped.clear()
+            self.spectral.clear()
             if early is not None:
                 network.notice = None
         if phase not in self.unreached:
@@ -368,6 +370,7 @@ class Phases:
 
     def _loss(self, phase: str, k: int = 0, parts: int = 1) -> Tensor:
         """Return the loss of a phase on part ``k`` of its batch."""
+        self.spectral.begin(phase)
         if self.grouped.used:
             with self.amp():
                 self.grouped.make(phase)
@@ -376,7 +379,7 @@ class Phases:
 
     def observe_norms(self) -> None:
         """Look how each phase's loss uses norms, if some are to be fused."""
-        if not (self.norms.modules or any(self.grouped.layers)):
+        if not (self.norms.modules or any(self.grouped.layers) or any(self.spectral.layers)):
             return
         for phase in self.order:
             self._fill(phase)
@@ -384,6 +387,7 @@ class Phases:
             self.grouped.seen.clear()
             self.norms.observe(phase, functools.partial(self._loss, phase))
             self.grouped.note(phase)
+            self.spectral.note(phase)
 
     def _update_ema(self) -> None:
         for name, images in self.pair.averages.items():
