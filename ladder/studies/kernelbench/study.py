@@ -55,8 +55,8 @@ class KernelStudy(Study[Options, Case, Observed]):
     help = """Time the fused ops against plain PyTorch and torch.compile.
 
     Forward, backward and double backward are timed with cold and hot L2 cache. The yardstick is a copy of the same
-    number of bytes. Option `--device cpu` runs tiny shapes in Triton's interpreter. It shows that the code works;
-    its times mean nothing.
+    number of bytes. Option `--device cpu` runs tiny shapes in Triton's interpreter. It shows that the code works.
+    Its times mean nothing, except what the CPU needs to issue a call, where no kernel is launched.
 
     Exit status: 0 if no op failed. 1 if one did. 2 if the request is impossible. 130 if interrupted.
     """
