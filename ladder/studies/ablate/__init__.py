@@ -277,7 +277,8 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
             f"What each rung is worth {figures.place}: {file.machine.gpu or file.machine.cpu}",
             f"Workload {frame.describe_workload(file)}{frame.describe_data(file)}; ladder"
             f" {file.ladder or file.options.ladder}, {len(figures.rows)} subsets of {len(figures.rungs)} rungs,"
-            f" {describe_clock(figures)} of two cycles each in one process; {figures.parity.describe_parity()}. {frame.describe_software(file)}",
+            f" {describe_clock(figures)} of two cycles each in one process; {figures.parity.describe_parity()}."
+            f" {frame.describe_software(file)}",
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
