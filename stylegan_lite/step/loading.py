@@ -94,6 +94,22 @@ def make_pair(workload: PairWorkload) -> tuple[Any, str]:
     return pair, digest
 
 
+def make_workload(model: str, **settings: Any) -> dict[str, Any]:
+    """Return the workload of a pair for `stylegan_lite.make_step`, for benchmarks outside of this project's commands.
+
+    Args:
+        model: FILE.py or package.module:function, below the working folder or installed.
+        settings: arguments of the function.
+
+    Raises ConfigError as `make_pair` does.
+    """
+    place = find_model(model, Path.cwd())
+    pair, digest = make_pair(PairWorkload("", place, settings, batch=1))
+    batch, resolution = measure_sizes(pair)
+    sizes = {"batch": batch, "resolution": resolution}
+    return {"pair": digest, "model": place, "settings": settings, **sizes}
+
+
 def prefer_copy(copy: str, original: str) -> None:
     """Let imports find a copy of a repository before its working tree, whose folders may be on the path."""
     inside = [Path(each).resolve() for each in sys.path if each]
