@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,8 @@ import time
 from pathlib import Path
 
 import click
+from rich.console import Console
+from rich.text import Text
 
 from ladder.core import files, options
 from ladder.core.errors import UserError
@@ -48,7 +51,8 @@ Examples:
 @click.option("--out", metavar="FILE", type=options.FILE, default="watch.json", show_default=True,
               help="The observation goes here.")  # fmt: skip
 @click.option("--report", "path", metavar="FILE", type=options.FILE, help="Report on an observation.")
-@click.option("--html", metavar="FILE", type=options.FILE, help="With --report: also write it as a page.")
+@click.option("--html", metavar="FILE", type=options.FILE,
+              help="With --report: also write it as a page, or as a picture if FILE ends in .svg.")  # fmt: skip
 @options.json_option
 def watch(
     command: tuple[str, ...], module: str | None, skip: int, steps: int | None, stop: bool, out: Path,
@@ -67,7 +71,7 @@ def watch(
             raise UserError("--report reads an observation and runs no command: leave one of them out")
         seen = read_observation(path)
         if html is not None:
-            write_page(seen, html)
+            files.write_file(html, draw_report(seen) if html.suffix == ".svg" else render_html(seen))
         return click.echo(json.dumps(write_report(seen), indent=1) if as_json else render_report(seen))
     if html is not None or as_json:
         raise UserError("--html and --json go with --report FILE")
@@ -224,8 +228,18 @@ def render_report(seen: Observation) -> str:
     return "\n".join([*lines, *([] if findings else ["", "no finding: nothing that this watch looks for"])])
 
 
-def write_page(seen: Observation, path: Path) -> None:
-    """Write the report as a page, whole or not at all."""
+def draw_report(seen: Observation) -> str:
+    """Return the report as a picture of a terminal, in SVG."""
+    text = Text(render_report(seen))
+    text.highlight_regex(r"(?m)^\d+\. .*$", "bold")
+    text.highlight_regex(r"(?m)^   (where|do|worth|careful)\b", "cyan")
+    console = Console(record=True, width=120, file=io.StringIO())
+    console.print(text)
+    return console.export_svg(title="ladder watch", unique_id="watch")
+
+
+def render_html(seen: Observation) -> str:
+    """Return the report as a page."""
     from ladder.show.page import Bar, Bars, Block, Code, Fold, Head, Part, Section, render_page
 
     timed = [each for each in list_findings(seen) if each.ms is not None]
@@ -242,4 +256,4 @@ def write_page(seen: Observation, path: Path) -> None:
     facts = describe_training(seen)
     tiles = [("ms a step", format_ms(seen.step_ms), "")]
     head = Head("ladder watch", f"{format_count(len(folds), 'finding')} in a training step", facts, [], tiles)
-    files.write_file(path, render_page(head, [section]))
+    return render_page(head, [section])

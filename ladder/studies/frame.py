@@ -302,15 +302,16 @@ def resolve_job(study: AnyStudy, options: Any, request: Request, machine: dict[s
     Raises:
         UserError: no such workload, or a folder that cannot be written.
     """
-    from ladder.plan import catalog
-
     device = machine["device"]
     out = request.resume.parent if request.resume else request.out or ROOT / "results" / study.folder
     files.refuse_unwritable(out, images=request.data)
     name, workload = "", {}
     if study.uses_workload:
-        name, workload = catalog.load_workload(request.workload or study.default_workload[device])
-        images = request.data or workload["data"] or study.default_images if study.uses_images else None
+        name, workload = study.load_workload(options, request.workload, device)
+        reads = study.reads_images(workload)
+        if request.data and not reads:
+            raise UserError(f"--data: {name} has no images of its own: leave it out")
+        images = request.data or workload["data"] or study.default_images if reads else None
         workload = workload | {"data": images}
     return Job(
         device, name, workload, None, machine, options, out, request.resume,
@@ -323,9 +324,10 @@ def begin_file(study: AnyStudy, job: Job) -> AnyFile:
     from ladder.plan import catalog
 
     trained, images = None, None
+    reads = study.reads_images(job.workload)
     if study.uses_workload:
-        trained = {"name": job.name, **job.workload, "data": job.source if study.uses_images else None}
-    if study.uses_images:
+        trained = {"name": job.name, **job.workload, "data": job.source if reads else None}
+    if reads:
         images = identity.of_images(str(job.workload["data"]))
     header = record.make_header(study.kind, job.machine, trained, images=images)
     options = structs.replace(job.options, **dict.fromkeys(study.unstored))
@@ -369,7 +371,7 @@ def run_study(study: AnyStudy, job: Job) -> int:
         kept = {} if earlier is None else study.pick_kept(earlier)
         missing = {key: case for key, case in cases.items() if key not in kept}
         first = First(study.announce(job, missing), job.quiet)
-        if study.uses_images:
+        if study.reads_images(job.workload):
             pictures = for_workload.prepare_images(job.workload["data"], job.workload, job.quiet, first)
             job = replace(job, workload=job.workload | {"data": pictures.path}, source=pictures.source)
         if earlier is None:

@@ -25,7 +25,7 @@ from ladder.core.errors import Missing
 from stylegan_lite.config import Workload
 
 LAYOUTS = {"channels_last": torch.channels_last, "NCHW": torch.contiguous_format}
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
 DIRECTIONS = ("forward", "backward", "double backward")
 SMALLEST = 32  # resolution; a smaller layer is a few microseconds of launches with any kernel
 # Memory-bound ops come first, on large maps: the main question is how near they come to a copy.
@@ -444,6 +444,22 @@ class Case:
         if not self.entry.activations or low is torch.float32:
             return reference
         return lambda **tensors: reference(**{name: t.to(low) for name, t in tensors.items()})
+
+    def theirs(self, clone: Any, device: str) -> Callable[..., Tensor] | None:
+        """Return NVIDIA's op of a clone (`ladder.studies.upstream.source.load`), or None if it has no such op.
+
+        Its CUDA code knows no bfloat16: call it on the tensors of the case in "fp16".
+        """
+        options, name, op = dict(self.entry.options), self.entry.function, None
+        if name == "upfirdn2d":
+            sides = options.pop("padding", 0)
+            options["padding"] = [*sides, *sides] if isinstance(sides, tuple) else sides
+            taps = clone.ops[name].setup_filter(options.pop("taps"), device=device, normalize=False)
+            op = functools.partial(clone.ops[name].upfirdn2d, f=taps, **options)
+        elif self.op == "bias_act":
+            op = lambda x, bias: clone.ops[name].bias_act(x, bias, act="lrelu")  # noqa: E731
+        low = torch.float16
+        return op and (lambda **tensors: op(**{name: t.to(low) for name, t in tensors.items()}))
 
     def adapt(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of the named tensors alone that calls `function` with the entry's options."""

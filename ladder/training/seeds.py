@@ -1,12 +1,13 @@
-"""The trainings of the quality canary (`ladder.studies.canary`): each rung from each seed, several at a time.
+"""Trainings from several seeds, and what samples are like beside the data; several at a time for `ladder quality`.
 
-Nothing is timed, so trainings may share a GPU, each in its own process: one that dies loses only its training.
+Trainings may share a GPU, each in its own process: one that dies loses only its training. Those are not timed.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import importlib
 import math
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +32,6 @@ from ladder.training.point import Point
 from stylegan_lite.step.data import ImageFolder
 
 MOST_SAMPLES = {"cuda": 2000, "cpu": 500}
-MOST_JOBS = 4
 LATENT_SEED = 4
 SAMPLE_PIXELS = 2**18  # drawn at once, or a batch if that has more
 PATCH = 7
@@ -39,7 +39,14 @@ PATCHES = 128  # per image and level
 DIRECTIONS, REPEATS = 128, 4
 LEAST = 16  # pixels, at the pyramid's coarsest level
 
-Task = tuple[str, Fields, int]  # its key, recipe and seed
+
+class Task(NamedTuple):
+    """A training: its recipe and seed, and what is planted in its step, `ladder.plan.variants`' study and name."""
+
+    key: str
+    recipe: Fields
+    seed: int
+    variant: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,23 +71,21 @@ class Outcome:
     samples: int = 0
     reason: str | None = None
 
-    @property
-    def levels(self) -> dict[str, float] | None:
-        """Return the sliced Wasserstein distances at the end by resolution."""
-        return self.points[-1].levels if self.points else None
-
 
 def train_task(setup: Setup, task: Task) -> Outcome:
     """Train a rung from a seed, in a process of its own."""
     if setup.threads is not None:  # equal to the parent process, because another number rounds differently
         torch.set_num_threads(setup.threads)
-    return train_rung(setup, task[1], read_real(setup), task[2])
+    return train_rung(setup, task, read_real(setup))
 
 
-def train_rung(setup: Setup, recipe: Fields, real: Tensor, seed: int) -> Outcome:
+def train_rung(setup: Setup, task: Task, real: Tensor) -> Outcome:
     """Train a rung from a seed. ``real`` are images [N, 3, R, R] in [-1, 1]."""
+    seed = task.seed
     try:
-        step = stylegan_lite.make_step(setup.workload, recipe, device=setup.device, seed=seed)
+        step = stylegan_lite.make_step(setup.workload, task.recipe, device=setup.device, seed=seed)
+        if task.variant:
+            importlib.import_module(f"ladder.studies.{task.variant[0]}").apply(step, task.variant[1])
         try:
             step.prepare()
             torch.manual_seed(seed)
@@ -150,22 +155,12 @@ def measure_floor(setup: Setup) -> Point:
 # --- several at a time ------------------------------------------------------------------------------------------------
 
 
-def choose_jobs(device: str) -> int:
-    """Return the default number of trainings at a time.
-
-    On a GPU, eager steps wait for a core more than for the GPU. On a CPU, one training fills the machine.
-    """
-    return max(1, min(MOST_JOBS, system.usable_cores() // 3)) if device == "cuda" else 1
-
-
-def train_all(
-    setup: Setup, tasks: Sequence[Task], jobs: int | None
-) -> Generator[tuple[Task, Outcome], None, None]:
+def train_all(setup: Setup, tasks: Sequence[Task], jobs: int) -> Generator[tuple[Task, Outcome], None, None]:
     """Yield each task with its training, in the order of completion."""
-    jobs = min(jobs or choose_jobs(setup.device), len(tasks))
+    jobs = min(jobs, len(tasks))
     if jobs == 1:
         real = read_real(setup)
-        yield from ((task, train_rung(setup, task[1], real, task[2])) for task in tasks)
+        yield from ((task, train_rung(setup, task, real)) for task in tasks)
     else:
         cpu = setup.device == "cpu"
         threads = torch.get_num_threads() if cpu else max(1, system.usable_cores() // jobs)
