@@ -85,6 +85,7 @@ def run_norms(x) -> None:
         kernels.batch_norm_act(*inputs, running=running, slope=0.2),
     ):
         torch.autograd.grad(y, inputs, torch.zeros_like(y))
+    torch.autograd.grad(y := kernels.group_norm_act(inputs[0], c), inputs[0], torch.zeros_like(y))
     vs = [torch.zeros(c, 3, 7, requires_grad=True), torch.zeros(c, c, 3, 3, requires_grad=True)]
     gs = [torch.zeros(c, 1, 1, requires_grad=True), torch.zeros(c, 1, 1, 1, requires_grad=True)]
     ws = kernels.weight_norm(vs, gs, dtype=x.dtype)
