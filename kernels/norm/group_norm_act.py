@@ -256,11 +256,7 @@ def forward(x, weight, bias, norm: Norm, dtype: torch.dtype, running: tuple = ()
         running_mean, running_var, momentum = running or (None, None, 0.0)
         statistics = (means, m2s, mean, rstd, running_mean, running_var, momentum)
         facts = (channels, pixels, tiles, programs)
-        how = {
-            "EPS": norm.eps,
-            "PIXELS": t.options["BLOCK_P"],
-        }  # a number among the arguments would be float32
-        _join(join_groups_kernel, t, x, norm, *statistics, *facts, **how)
+        _join(join_groups_kernel, t, x, norm, *statistics, *facts, PIXELS=t.options["BLOCK_P"], EPS=norm.eps)
         _pass(norm_act_kernel, t, x, norm, x, weight, bias, mean, rstd, y)
     return y, mean, rstd
 

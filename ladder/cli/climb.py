@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 RESULTS = ROOT / "results" / "ladder"
 ARTICLE = "article"  # the ladder that studies stand on
-PAIR = "pair"  # the ladder of a user's own networks
 USUAL_S = {"cpu": 12.0, "cuda": 14.0}  # a visit on two cores, where BF16 may be emulated, and on an H100
 QUICK_ROUNDS = 3
 EAGER = 0.5  # of a usual visit's seconds, if nothing is captured and hardly anything profiled
@@ -59,11 +58,6 @@ class RunOptions(Record):
         flags=["--generations"])] = None
     cycles: Annotated[int | None, Meta(ge=1, le=1000), declare_option(
         "Timed 16-step cycles of each process. [default: 2; quick: 1]")] = None
-    model: Annotated[str | None, declare_option(
-        "Your own networks and losses in place of StyleGAN2: a Python file or module, whose function `make` returns"
-        " a pair.", metavar="FILE.py|PACKAGE.MODULE:FUNCTION")] = None
-    set: Annotated[list[str], declare_option(
-        "An argument of that function; may be repeated.", metavar="NAME=VALUE")] = []
     seed: Annotated[int | None, Meta(ge=0, le=2**31 - 1), declare_option(
         "Seed for weights, latents, and the order of images and visits. [default: 0]")] = None
     quick: Annotated[bool, declare_option(
@@ -84,6 +78,8 @@ class Request(RunOptions):
     """All options of one `ladder run`; `rungs` are a list of names."""
 
     workload: str | None = None
+    model: str | None = None
+    settings: tuple[str, ...] = ()
     resume: Path | None = None
     data: str | None = None
     device: str | None = None
@@ -149,9 +145,8 @@ def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
     Raises:
         UserError: the request is impossible; nothing was measured.
     """
-    from ladder.cli import models
     from ladder.core.job import Job, RunPlan
-    from ladder.engine import pool
+    from ladder.engine import models, pool
     from ladder.engine import run as measure
     from ladder.images.for_workload import DEFAULT_WORKLOAD, prepare_images
     from ladder.machine import environment, system
@@ -172,21 +167,22 @@ def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
         request = continue_request(request)
     if request.workload is not None:
         catalog.load_workload(request.workload)  # report a mistyped name before anything slow
-    model = models.read_request(request)
-    ladder = catalog.load_ladder(request.ladder or (PAIR if model else ARTICLE))
+    model = models.read_request(request.model, request.settings, request.workload)
+    if model and request.mode in modes.STUDIES:
+        raise UserError(f"--mode {request.mode} is about StyleGAN2: leave out --model")
+    ladder = catalog.load_ladder(request.ladder or (models.LADDER if model else ARTICLE))
     with pool.Pool() as importing:  # while images are made and torch is asked for its GPU
         device = system.choose_device(request.device)
         environment.refuse_variables(device)
         machine = system.describe_machine(device)
         refuse_memory(request.gpu_memory, device, machine["gpu_memory_gb"])
-        able = system.list_capabilities(device)
+        facts = None
         if model is None:
             name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
-            able = needs.join_capabilities(able, workload)
         else:
             name, workload, facts = models.describe_model(model, importing, device, request.seed or 0)
-            able = needs.join_pair(able, facts)
             models.refuse_idle_data(request.data, workload)
+        able = needs.list_able(device, workload, facts)
         mode, ladder, planned = plan_run(request, ladder, able, workload, device)
         if all(rung.skipped for rung in planned):
             raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
@@ -221,7 +217,7 @@ def run(request: Request, quiet: bool = False) -> tuple[Path, Result]:
         )  # fmt: skip
         trained, minutes = {**workload, "data": images}, minutes or budget.MINUTES
         resume = request.resume
-        job = Job(device, name, trained, source, machine, plan, out, resume, minutes, quiet)
+        job = Job(device, name, trained, source, machine, plan, out, resume, minutes, quiet, facts)
         written, pending = list[Path](), list[str]()
         expected_s = 60 * expected if expected else None
         with progress.ladder_progress(f"{name} on {device}", quiet, expected_s) as show_event:
@@ -434,6 +430,6 @@ ladder run --rungs baseline,bf16,cuda_graphs    three rungs, each with the recip
 ladder run --workload mine.yaml --json          your own workload; the result on stdout"""
 run_ladder = options.make_command(
     "run", RunOptions, run_command, HELP, EXAMPLES,
-    [options.workload_option("article on a GPU, tiny on the CPU"), options.resume_option, options.data_option,
-     options.device_option, options.out_option("results/ladder"), options.json_option],
+    [options.workload_option("article on a GPU, tiny on the CPU"), *options.model_options, options.resume_option,
+     options.data_option, options.device_option, options.out_option("results/ladder"), options.json_option],
 )  # fmt: skip

@@ -81,20 +81,8 @@ Examples:
   ladder show --model my_pair.py    your own networks: which rungs apply, and why others do not"""
 )
 @click.argument("name", metavar="NAME", required=False)
-@click.option(
-    "--model",
-    metavar="FILE.py|PACKAGE.MODULE:FUNCTION",
-    type=options.Text(),
-    help="Your own networks and losses: list the rungs of NAME, a ladder, that apply. [default: pair]",
-)
-@click.option(
-    "--set",
-    "settings",
-    metavar="NAME=VALUE",
-    multiple=True,
-    type=options.Text(),
-    help="An argument of the function that makes them; may be repeated.",
-)
+@options.model_options[0]
+@options.model_options[1]
 @options.device_option
 def show(name: str | None, model: str | None, settings: tuple[str, ...], device: str | None) -> None:
     """Explain a rung, a ladder, a workload or a study.
@@ -102,6 +90,7 @@ def show(name: str | None, model: str | None, settings: tuple[str, ...], device:
     For a rung: its change, why it should help, when it does not, how to see that it is on, and what was measured.
     These are your own result, and those of other GPUs in this checkout.
     For a ladder (a name or a YAML file): its rungs in order, with the change and the needs of each.
+    With --model, for a ladder [default: pair]: which of its rungs apply to that pair, and why others do not.
     For `mistakes` and `levers`, which `ladder run --mode` measures: their entries. For an entry: what it does.
     For a workload (a name or a YAML file): its fields.
     """
@@ -167,7 +156,7 @@ def _has_rungs(path: Path) -> bool:
 
 def _render_model(ladder: str, model: str, settings: list[str], device: str | None) -> list[str]:
     """Return what a user's pair is, and for each rung of a ladder that it applies or why it does not."""
-    from ladder.cli import models
+    from ladder.engine import models
     from ladder.engine.pool import Pool
     from ladder.machine import system
 
@@ -175,7 +164,7 @@ def _render_model(ladder: str, model: str, settings: list[str], device: str | No
     device = system.choose_device(device)
     with Pool() as pool:
         name, workload, facts = models.describe_model(request, pool, device, 0)
-    able = needs.join_pair(system.list_capabilities(device), facts)
+    able = needs.list_able(device, workload, facts)
     rows = [["rung", "", "changes"]]
     for each in catalog.plan_climb(steps, able):
         reason = "applies" if each.recipe is not None else f"n/a: {each.skipped}"

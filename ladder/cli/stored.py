@@ -204,12 +204,15 @@ def explain(
 Examples:
   ladder recommend                                      this machine's result, or the nearest one that is stored
   ladder recommend -w article --price 2.5/h             with the money that a whole training costs
+  ladder recommend --model my_pair.py --set width=64    of your own networks
   ladder recommend RESULT.json --images 5M              from one file, for a shorter training
   ladder recommend --recipe best.yaml                   then `ladder train --recipe best.yaml --out runs/best`"""
 )
 @click.argument("path", metavar="[FILE]", required=False, type=options.FILE)
 @click.option("-w", "--workload", metavar="NAME|FILE",
               help="Look for results of this workload alone. [default: any]")  # fmt: skip
+@options.model_options[0]
+@options.model_options[1]
 @click.option("--images", metavar="NUMBER", default="25M", show_default=True,
               help="Images of the whole training: 25M, 200k or 1000000.")  # fmt: skip
 @click.option("--price", metavar="PRICE/h",
@@ -219,8 +222,8 @@ Examples:
 @click.option("--markdown", metavar="FILE", type=options.FILE, help="Write the recommendation to this file.")
 @options.json_option
 def recommend(
-    path: Path | None, workload: str | None, images: str, price: str | None, recipe: Path | None,
-    markdown: Path | None, as_json: bool,
+    path: Path | None, workload: str | None, model: str | None, settings: tuple[str, ...], images: str,
+    price: str | None, recipe: Path | None, markdown: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Say which rungs to adopt, from stored results.
 
@@ -238,6 +241,8 @@ def recommend(
     Without FILE it is of this machine's newest result that may be quoted, or else of its newest. If this machine has
     none, it is of another machine with the same GPU, then with any GPU. The first line names the machine.
     """
+    from ladder.engine import models
+    from ladder.engine.pool import Pool
     from ladder.plan import catalog
     from ladder.report import advising, tables
     from ladder.report import recommend as recommending
@@ -245,13 +250,17 @@ def recommend(
 
     number = recommending.images_of(images)
     hourly = None if price is None else recommending.price_of(price)
-    if path is not None and workload is not None:
-        raise UserError("a FILE has its workload: leave out --workload")
+    pair = models.read_request(model, settings, workload)
+    if path is not None and (workload is not None or pair):
+        raise UserError("a FILE has its workload: leave out --workload and --model")
     if recipe is not None and recipe.suffix not in (".yaml", ".yml"):
         raise UserError(f"--recipe {recipe}: a recipe's file ends in .yaml")
     tables.refuse_outputs([*filter(None, (recipe, markdown))], [path] if path else [])
     if path:
         chosen = series.read_nearest(path)
+    elif pair:
+        with Pool() as pool:
+            chosen = series.find_nearest(RESULTS, (pair.name, models.identify_model(pair, pool)))
     else:
         chosen = series.find_nearest(RESULTS, catalog.load_workload(workload) if workload else None)
     runs = {advising.STAIRCASE: chosen.staircase, advising.LEFT_OUT: chosen.left_out}

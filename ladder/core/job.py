@@ -14,9 +14,9 @@ from ladder.core.plain import Fields, Plain
 class Job:
     """What is to be measured, on which device, and where its files go.
 
-    `workload` has all fields of `stylegan_lite.config.Workload`, with the path of its images; `source` is what a
-    result file names in place of that path. `machine` are the facts of `ladder.machine.system`. `options` is
-    the record of the command's own options.
+    `workload` has all fields of `stylegan_lite.config.Workload`, or of `PairWorkload`, with the path of its images;
+    `source` is what a result file names in place of that path. `machine` are the facts of `ladder.machine.system`.
+    `options` is the record of the command's own options.
     """
 
     device: str
@@ -29,6 +29,7 @@ class Job:
     resume: Path | None = None
     minutes: float | None = None  # begin nothing new after these
     quiet: bool = False
+    facts: Plain | None = None  # of a user's pair: what decides which rungs apply (`ladder.engine.pair`)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -140,6 +140,17 @@ data_option = click.option(
     metavar="PATH",
     help="Folder or zip of JPEG/PNG images, or folder of MNIST's files. [default: sample photographs, made once]",
 )
+model_options = [
+    click.option(
+        "--model", metavar="FILE.py|PACKAGE.MODULE:FUNCTION", type=Text(),
+        help="Your own networks and losses in place of StyleGAN2: a Python file or module, whose function `make`"
+        " returns a pair.",
+    ),
+    click.option(
+        "--set", "settings", metavar="NAME=VALUE", multiple=True, type=Text(),
+        help="An argument of that function; may be repeated.",
+    ),
+]  # fmt: skip
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else."
 )

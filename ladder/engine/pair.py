@@ -58,13 +58,15 @@ WAITS = {
 }
 
 
-def describe_pair(model: Sequence[str], settings: Plain, device: str, seed: int) -> Plain:
+def describe_pair(
+    model: Sequence[str], settings: Plain, device: str, seed: int, repository: list[str] | None = None
+) -> Plain:
     """Return what a pair is, and what its rungs depend on, as plain data.
 
     Raises ConfigError, one line with file and line of the user's code, for a pair that cannot be measured.
     """
     folder, where = model[0], f"{model[1]}:{model[2]}"
-    blank = PairWorkload(pair="", model=list(model), settings=dict(settings), batch=1)
+    blank = PairWorkload("", list(model), dict(settings), batch=1, repository=repository)
     torch.manual_seed(seed)
     pair, digest = loading.make_pair(blank)
     try:
@@ -73,14 +75,14 @@ def describe_pair(model: Sequence[str], settings: Plain, device: str, seed: int)
         refuse_difference(pair, loading.make_pair(blank)[0], where)
         declared = {phase.name: pair.inputs(phase.name) for phase in pair.phases}
         check_inputs(pair, declared, where)
-        flat = [one for _, _, one in list_inputs(declared)]
-        sizes = {one.shape[-1] for one in flat if one.source == "images"}
+        batch, resolution = loading.measure_sizes(pair)
         fields: Plain = {
             "pair": digest,
             "model": list(model),
             "settings": dict(settings),
-            "batch": max(one.batch for one in flat),
-            "resolution": sizes.pop() if sizes else None,
+            "batch": batch,
+            "resolution": resolution,
+            "repository": repository,
         }
         step = make_step(fields, {}, device=device, seed=seed)
         try:
@@ -93,7 +95,7 @@ def describe_pair(model: Sequence[str], settings: Plain, device: str, seed: int)
         raise
     except Exception as error:
         raise ConfigError(loading.locate(error, folder, where)) from error
-    return {"name": model[1].removesuffix(".py").split(".")[-1].lower(), "fields": fields, "facts": facts}
+    return {"fields": fields, "facts": facts}
 
 
 def list_inputs(declared: Plain) -> Iterator[tuple[str, str, Input]]:
@@ -440,6 +442,7 @@ def list_facts(step: TrainingStep) -> Plain:
         "blocks": blocks,
         "conv2d": None if any(isinstance(each, CONVOLUTIONS) for each in modules) else flat,
         "phases": [f"{each.name} trains {each.network}" for each in step.pair.phases],
+        "takes": loading.list_settings(step.workload),
         "weights": {name: sum(p.numel() for p in each.parameters()) for name, each in step.networks.items()},
     }
 

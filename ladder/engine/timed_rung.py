@@ -93,15 +93,28 @@ class Rung:
         self.refuse_foreign()
         return {"start_s": time.perf_counter() - begin}
 
-    def do_describe(self, model: list[str], settings: dict, device: str, seed: int) -> Plain:
+    def do_describe(
+        self, model: list[str], settings: dict, device: str, seed: int, repository: list[str] | None = None
+    ) -> Plain:
         """Return what a user's pair is, or one line why it cannot be measured (`ladder.engine.pair`)."""
         from ladder.engine import pair
         from stylegan_lite.config import ConfigError
 
         try:
-            return {"problem": None, **pair.describe_pair(model, settings, device, seed)}
+            return {"problem": None, **pair.describe_pair(model, settings, device, seed, repository)}
         except ConfigError as error:
             return {"problem": str(error)}
+
+    def do_identify(self, model: list[str], settings: dict) -> Plain:
+        """Return the digest of a user's pair, or one line why there is none."""
+        from stylegan_lite.config import ConfigError, PairWorkload
+        from stylegan_lite.step import loading
+
+        try:
+            made = loading.make_pair(PairWorkload(pair="", model=model, settings=settings, batch=1))
+        except ConfigError as error:
+            return {"problem": str(error)}
+        return {"problem": None, "pair": made[1]}
 
     def do_build(
         self, workload: dict, recipe: dict, device: str, seed: int,

@@ -13,7 +13,13 @@ from ladder.core.plain import Fields
 
 DIGITS = 6  # of a workload's or ladder's content
 
-_NOT_CONTENT = ("name", "data")
+OF_CODE = (
+    "model",
+    "settings",
+    "sizes",
+    "repository",
+)  # of a user's pair: never stored; its digest and sizes stand for them
+_NOT_CONTENT = ("name", "data", *OF_CODE)
 
 
 @functools.cache

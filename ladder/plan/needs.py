@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ladder.machine import system
 from stylegan_lite.config import OF_LAYERS, OF_PAIRS
 from stylegan_lite.shares import holds_parts
 
@@ -67,6 +68,14 @@ def join_capabilities(
         **dict.fromkeys(OF_PAIRS, PAIRS),
         **{f"micro_batches: {n}": _check_parts(n, workload) for n in PARTS},
     }
+
+
+def list_able(
+    device: str, workload: Mapping[str, Any], facts: Mapping[str, Any] | None = None
+) -> dict[str, str | None]:
+    """Return the capabilities of this machine and of a workload, or of the user's pair that `facts` are of."""
+    able = system.list_capabilities(device)
+    return join_capabilities(able, workload) if facts is None else join_pair(able, facts)
 
 
 def join_pair(capabilities: dict[str, str | None], facts: Mapping[str, Any]) -> dict[str, str | None]:

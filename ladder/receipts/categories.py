@@ -63,6 +63,7 @@ OF_OURS = (
     ("weight_norm", NORMALIZATION),
     ("spectral", NORMALIZATION),
     ("upfirdn2d", RESAMPLING),
+    ("grouped", CONVOLUTION),
     ("adam", OPTIMIZER),
     ("fill_words", COPIES),
 )

@@ -248,7 +248,9 @@ def _write_command(result: Result, mode: str = "") -> str:
     """Return a command that measures the workload and ladder of a result anew."""
     name, ladder = result.workload["name"], result.ladder.name
     words = ["ladder run -w", name if name in catalog.list_workloads() else f"{name}.yaml"]
-    if ladder != "article":
+    if "pair" in result.workload:
+        words = ["ladder run --model", f"{name}.py"]
+    if ladder not in ("article", "pair"):
         words += ["--ladder", ladder if ladder in catalog.list_ladders() else f"{ladder}.yaml"]
     if limit := result.protocol.gpu_memory_limit_gb:
         words += [f"--gpu-memory {limit:g}"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -160,8 +161,9 @@ def _choose_recipe(
     """Return the rungs of the recommended recipe, its fields, and what a reader must know of it.
 
     It is the recipe of the highest rung that passed, without the rungs that are SKIP. On the staircase a rung stays
-    if another one needs it. A leave-one-out run left these out together, so they go together. The recipe is made of
-    the changes that the rungs of the whole ladder have today, as far as the top contains them or the run timed them.
+    if another one needs it, and all that need it make up for its cost. A leave-one-out run left these out together,
+    so they go together. The recipe is made of the changes that the rungs of the whole ladder have today, as far as
+    the top contains them or the run timed them.
     """
     result, recipe = sources.main, Recipe().to_dict() | dict(top.recipe or {})
     timed = {rung.name for rung in result.rungs if rung.status == "ok"}
@@ -179,7 +181,8 @@ def _choose_recipe(
         for each in (name, *advised.between):
             rest = modes.drop_rung(each, rest)
         lost = [each for each in changes if each not in rest and each not in (*skips, *advised.between)]
-        if lost and advised.source == STAIRCASE:
+        gains = [each.seen.ratio or 1.0 for each in rungs if each.name in (name, *lost)]
+        if lost and advised.source == STAIRCASE and math.prod(gains) >= 1.0:
             remarks.append(f"{name} stays in the recipe although it is SKIP: needed by {', '.join(lost)}")
         else:
             remarks += [f"{', '.join(lost)}: left out with {name}, as it was measured"] if lost else []

@@ -19,6 +19,7 @@ from ladder.core.protocol import CYCLE_STEPS
 from ladder.core.records import Fields, read_record, write_record
 from ladder.machine import environment, neighbours
 from ladder.machine.threads import QUIET
+from ladder.plan import content
 from ladder.results import code_digest, judging
 from ladder.results import store as results
 from ladder.results.file import SCHEMA, Images, KernelProfile, Round
@@ -40,16 +41,19 @@ def new_run(job: Job) -> Run:
         for each in plan.planned
     ]  # fmt: skip
     data = None if job.workload.get("data") is None else job.source or "user-images"
-    own = {
-        key: value for key, value in job.workload.items() if key not in ("model", "settings")
-    }  # of a user's pair
-    trained = {"name": job.name, **own, "data": data}
+    trained = name_workload(job, data)
     head = make_header("ladder", job.machine, trained, images=plan.images, code=plan.code)
     head |= {environment.KEY: environment.read_variables(without=QUIET)}
     ladder = Ladder(plan.ladder.name, plan.ladder.title, [each.name for each in rungs], plan.ladder.digest)
     parts = {"ladder": ladder, "protocol": plan_protocol(job), "rungs": rungs}
     run = read_record(Run, text.fit_texts(head | {key: write_record(each) for key, each in parts.items()}))
     return replace(run, twins=judging.plan_twins(run.rungs, plan.mode, plan.quick))
+
+
+def name_workload(job: Job, data: str | None) -> Fields:
+    """Return what a file stores of a job's workload: `data` in place of a path, and no code of a user's pair."""
+    own = {key: value for key, value in job.workload.items() if key not in content.OF_CODE}
+    return {"name": job.name, **own, "data": data}
 
 
 def plan_rounds(rounds: int, cycles: int, seed: int) -> Protocol:

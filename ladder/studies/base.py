@@ -209,6 +209,7 @@ class Study(Generic[P, C, O]):
     budget_flag: ClassVar[str] = "--budget"
     uses_workload: ClassVar[bool] = True
     uses_images: ClassVar[bool] = True
+    takes_pairs: ClassVar[bool] = False  # whether --model may name what is trained
     needs_gpu: ClassVar[str] = ""  # why the CPU must be asked for by name
     save_every_s: ClassVar[float] = 0.0  # of a study whose cases are shorter than the writing of its file
     extendable: ClassVar[tuple[str, ...]] = ()  # options that may differ from those of a file that is resumed
@@ -229,7 +230,17 @@ class Study(Generic[P, C, O]):
 
     def reads_images(self, workload: Fields) -> bool:
         """Return whether a workload's images are prepared."""
-        return self.uses_images
+        return self.uses_images and bool(workload["resolution"])
+
+    def describe_model(self, model: Any, pool: Any, device: str, options: P) -> tuple[str, Fields, Any]:
+        """Return name, workload and facts of a user's pair (`ladder.engine.models`). Raises UserError."""
+        from ladder.engine import models
+
+        return models.describe_model(model, pool, device, getattr(options, "seed", 0))
+
+    def restore_options(self, file: StudyFile[P, C, O]) -> P:
+        """Return the options of a file that is resumed."""
+        return file.options
 
     def list_cases(self, job: Job, file: StudyFile[P, C, O] | None) -> dict[str, C]:
         """Return all cases by key. A study that decides by what it saw is called again after each observation."""

@@ -84,4 +84,4 @@ def first(batch: int, used: float, room: float | None, most: int = LARGEST) -> i
 
 def group_of(workload: Fields, recipe: Fields) -> int:
     """Return the number that each batch must be a multiple of: whole minibatch-std groups in each micro-batch."""
-    return int(workload["mbstd_group"]) * int(recipe.get("micro_batches", 1))
+    return int(workload.get("mbstd_group", 1)) * int(recipe.get("micro_batches", 1))

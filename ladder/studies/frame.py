@@ -67,11 +67,10 @@ def plan_rungs(job: Job, ladder: str, rungs: Sequence[str]) -> dict[str, Fields]
     Raises:
         UserError: no such rung, or it cannot run here.
     """
-    from ladder.machine import system
     from ladder.plan import catalog, needs
     from stylegan_lite.config import suggestion
 
-    able = needs.join_capabilities(system.list_capabilities(job.device), job.workload)
+    able = needs.list_able(job.device, job.workload, job.facts)
     planned = {each.name: each for each in catalog.plan_climb(catalog.load_ladder(ladder), able)}
     recipes = {name: each.recipe for name, each in planned.items() if each.recipe is not None}
     if not recipes:
@@ -93,7 +92,13 @@ def describe_software(file: Header) -> str:
 def describe_workload(file: Header) -> str:
     """Return name, resolution and batch of a file's workload."""
     work = file.workload or {}
-    return f"{work['name']}: {work['resolution']}x{work['resolution']}, batch {work['batch']}"
+    size = f"{work['resolution']}x{work['resolution']}, " if work["resolution"] else ""
+    return f"{work['name']}: {size}batch {work['batch']}"
+
+
+def describe_data(file: Header) -> str:
+    """Return what stands for the images of a study that reads none, as the end of a clause."""
+    return ", random images" if (file.workload or {}).get("resolution") else ""
 
 
 def find_floor_ms(file: Header, **fields: int) -> float:
@@ -294,20 +299,30 @@ class Request:
     budget: float | None = None
     as_json: bool = False
     report: str | None = None
+    model: str | None = None
+    settings: tuple[str, ...] = ()
 
 
 def resolve_job(study: AnyStudy, options: Any, request: Request, machine: dict[str, Any]) -> Job:
     """Return the job of a request with its workload; images are not prepared yet.
 
     Raises:
-        UserError: no such workload, or a folder that cannot be written.
+        UserError: no such workload, a pair that cannot be measured, or a folder that cannot be written.
     """
+    from ladder.engine import models
+    from ladder.engine.pool import Pool
+
     device = machine["device"]
     out = request.resume.parent if request.resume else request.out or ROOT / "results" / study.folder
     files.refuse_unwritable(out, images=request.data)
-    name, workload = "", {}
+    name, workload, facts = "", {}, None
     if study.uses_workload:
-        name, workload = study.load_workload(options, request.workload, device)
+        if model := models.read_request(request.model, request.settings, request.workload):
+            with Pool() as pool:
+                name, workload, facts = study.describe_model(model, pool, device, options)
+            models.refuse_idle_data(request.data, workload)
+        else:
+            name, workload = study.load_workload(options, request.workload, device)
         reads = study.reads_images(workload)
         if request.data and not reads:
             raise UserError(f"--data: {name} has no images of its own: leave it out")
@@ -315,7 +330,7 @@ def resolve_job(study: AnyStudy, options: Any, request: Request, machine: dict[s
         workload = workload | {"data": images}
     return Job(
         device, name, workload, None, machine, options, out, request.resume,
-        request.budget or (study.gpu_minutes if device == "cuda" else None), request.as_json,
+        request.budget or (study.gpu_minutes if device == "cuda" else None), request.as_json, facts,
     )  # fmt: skip
 
 
@@ -326,8 +341,8 @@ def begin_file(study: AnyStudy, job: Job) -> AnyFile:
     trained, images = None, None
     reads = study.reads_images(job.workload)
     if study.uses_workload:
-        trained = {"name": job.name, **job.workload, "data": job.source if reads else None}
-    if reads:
+        trained = record.name_workload(job, job.source if reads else None)
+    if reads and job.source:
         images = identity.of_images(str(job.workload["data"]))
     header = record.make_header(study.kind, job.machine, trained, images=images)
     options = structs.replace(job.options, **dict.fromkeys(study.unstored))
@@ -444,6 +459,7 @@ def show_result(study: AnyStudy, file: AnyFile, paths: list[Path], as_json: bool
 
 def run_request(study: AnyStudy, options: Any, request: Request) -> int:
     """Resolve and run the request of the current command, and return the exit status. Raises UserError."""
+    from ladder.engine import models
     from ladder.machine import environment, system
     from ladder.plan import catalog
 
@@ -456,9 +472,22 @@ def run_request(study: AnyStudy, options: Any, request: Request) -> int:
             if name not in study.extendable and stored != value:
                 raise UserError(f"{request.resume}: --resume: that run has another {name}: leave it out")
         more = {name: given[name] for name in (*study.extendable, "ladder") if name in given}
-        options = structs.replace(file.options, **more)
-        workload = request.workload or (str(file.workload["name"]) if file.workload else None)
+        options = structs.replace(study.restore_options(file), **more)
+        workload = request.workload
+        if request.model is None:
+            stored = file.workload or {}
+            if "pair" in stored:
+                raise UserError(
+                    f"{request.resume}: --resume: its workload is a pair of yours; name it with --model"
+                )
+            workload = workload or stored.get("name")
         request = replace(request, workload=workload, device=request.device or file.machine.device)
+    elif (
+        request.model is not None
+        and hasattr(options, "ladder")
+        and "ladder" not in shared.list_given(options)
+    ):
+        options = structs.replace(options, ladder=models.LADDER)
     device = system.choose_device(request.device)
     if study.needs_gpu and device == "cpu" and request.device != "cpu":
         raise UserError(f"{study.needs_gpu}, and there is none; --device cpu is a smoke test")
@@ -474,10 +503,11 @@ def report_request(study: AnyStudy, options: Any, request: Request) -> int:
     Raises:
         UserError: no such result, or an option that has no effect.
     """
+    from ladder.engine import models
     from ladder.plan import catalog
     from ladder.results.combine import series
 
-    idle = ("device", "data", "budget", "resume")
+    idle = ("device", "data", "budget", "resume", "settings")
     shared.refuse_idle("has no effect: --report measures nothing", *idle)
     if request.report != NEWEST:
         path = Path(request.report or "").expanduser()
@@ -485,7 +515,8 @@ def report_request(study: AnyStudy, options: Any, request: Request) -> int:
         line = f"for {text.clean_line(file.machine.gpu or file.machine.cpu)}, from the file that you named"
     else:
         given, folder = shared.list_given(options), request.out or ROOT / "results" / study.folder
-        workload = catalog.load_workload(request.workload)[0] if request.workload else None
+        model = models.read_request(request.model, (), request.workload)
+        workload = catalog.load_workload(request.workload)[0] if request.workload else model and model.name
         files: list[tuple[Path, AnyFile]] = []
         for each in sorted(folder.glob("*.json")):
             with contextlib.suppress(UserError):
@@ -523,6 +554,7 @@ def study_command(study: AnyStudy) -> click.Command:
     has_minutes = "minutes" in study.types[0].__struct_fields__
     extra = [
         *([shared.workload_option(default)] if study.uses_workload else []),
+        *(shared.model_options if study.takes_pairs else []),
         *([shared.data_option] if study.uses_images else []),
         *([] if has_minutes else [shared.budget_option(budget, study.budget_flag)]),
         *(shared.device_option, shared.resume_option, shared.out_option(f"results/{study.folder}")),

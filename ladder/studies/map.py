@@ -21,6 +21,7 @@ from ladder.core.job import Job
 from ladder.core.options import declare_option, whole_numbers
 from ladder.core.records import Fields, Name, number_between, size_between
 from ladder.core.text import fine_factor
+from ladder.engine import models
 from ladder.report import drawing
 from ladder.results.file import Look
 from ladder.show.table import Column, Table
@@ -38,7 +39,7 @@ GPU, WALL = "gpu", "wall"
 CLOCKS = {WALL: "step", GPU: "GPU time"}
 COUNTS = 1.02  # a factor from which on a rung matters: less is within the noise of one process
 Out = tuple[str, ...]  # the rungs that a recipe leaves out
-Cell = tuple[int, int]  # resolution and batch
+Cell = tuple[Any, int]  # resolution, None of a pair that reads no images, and batch
 
 
 class Options(frame.Options):
@@ -51,7 +52,8 @@ class Options(frame.Options):
     resolutions: Annotated[str | None, declare_option(
         "Resolutions of the cells. [default: 32,64,128,256; CPU: 16,32]", metavar="A,B,...")] = None
     batches: Annotated[str | None, declare_option(
-        "Batches of the cells. [default: 4,8,16,32,64; CPU: 4,8]", metavar="A,B,...")] = None
+        "Batches of the cells. [default: 4,8,16,32,64; CPU: 4,8; --model: a quarter of its own, to four times]",
+        metavar="A,B,...")] = None
     seed: frame.Seed = 0
     # fmt: on
 
@@ -59,13 +61,13 @@ class Options(frame.Options):
 class Case(frame.Case, kw_only=True):
     """A recipe in a cell: the top of the ladder without the rungs in `out`."""
 
-    resolution: Annotated[int, number_between(4, 2**16)]
+    resolution: Annotated[int, number_between(4, 2**16)] | None = None
     batch: Annotated[int, number_between(1, 2**16)]
     out: Annotated[list[Name], size_between(2)] = []
 
     @property
     def sizes(self) -> dict[str, int]:
-        return {"resolution": self.resolution, "batch": self.batch}
+        return {"batch": self.batch} | ({"resolution": self.resolution} if self.resolution else {})
 
 
 class Observed(frame.Observation, kw_only=True):
@@ -87,6 +89,7 @@ class Cells:
     def __init__(self, file: File) -> None:
         cases = file.cases.items()
         self.pair: list[str] = next(case.out for _, case in cases if len(case.out) == 2)
+        self.is_own = "pair" in (file.workload or {})
         self.cells = list(dict.fromkeys((case.resolution, case.batch) for _, case in cases))
         self.sizes, self.batches = (sorted({cell[k] for cell in self.cells}) for k in (0, 1))
         self.observed = {
@@ -113,6 +116,11 @@ class Cells:
         both = [self.observed[place] for out in ((), (rung,)) if (place := (*cell, out)) in self.observed]
         void = clock == GPU and any(each.look and each.look.gpu_void for each in both)
         return next((each.status for each in both if each.status != "ok"), "void" if void else None)
+
+
+def name_cell(size: int | None, batch: int) -> str:
+    """Return the name of a cell."""
+    return f"{size}x{size}, batch {batch}" if size else f"batch {batch}"
 
 
 def title_recipe(out: Sequence[str]) -> str:
@@ -143,22 +151,32 @@ class MapStudy(Study[Options, Case, Observed]):
 ladder map                                    20 cells, four recipes in each
 ladder map --rung bf16 --rung fused_act       another pair of rungs
 ladder map --resolutions 32,256 --batches 8   a corner of the map
+ladder map --model my_pair.py                 batches of your own networks, the setting `batch` of their function
 ladder map --budget 15                        a part, then the rest of it:
 ladder map --resume results/map/MACHINE-article-article-partial.json
 """
-    uses_images = False
+    uses_images, takes_pairs = False, True
     case_seconds = {"cuda": 24.0, "cpu": 8.0}
 
     def plan_cases(self, job: Job) -> dict[str, Case]:
         from stylegan_lite.config import ConfigError, Workload
 
-        sizes = whole_numbers("--resolutions", job.options.resolutions, 65536) or RESOLUTIONS[job.device]
-        batches = whole_numbers("--batches", job.options.batches, 65536) or BATCHES[job.device]
+        sizes: Any = whole_numbers("--resolutions", job.options.resolutions, 65536)
+        batches = whole_numbers("--batches", job.options.batches, 65536)
+        if job.facts is None:
+            sizes, batches = sizes or RESOLUTIONS[job.device], batches or BATCHES[job.device]
+        else:
+            models.refuse_fixed(job, "batch", *(["resolution"] if sizes else []))
+            own: Any = job.workload["batch"]
+            most = 4 if job.device == "cuda" else 1
+            sizes = sizes or [job.workload["resolution"]]
+            batches = batches or sorted({max(1, own * k // 4) for k in (1, 2, 4, 8, 16) if k <= 4 * most})
         outs, cases = list(make_recipes(job)), {}
         for resolution, batch in itertools.product(sorted(sizes), sorted(batches)):
-            cell = f"{resolution}x{resolution}, batch {batch}"
+            cell = name_cell(resolution, batch)
             try:
-                Workload.from_dict(job.workload | {"resolution": resolution, "batch": batch}, where=cell)
+                if job.facts is None:
+                    Workload.from_dict(job.workload | {"resolution": resolution, "batch": batch}, where=cell)
             except ConfigError as error:
                 raise UserError(str(error)) from None
             for out in outs:
@@ -173,7 +191,7 @@ ladder map --resume results/map/MACHINE-article-article-partial.json
         job = session.job
         session.settle()
         recipe = make_recipes(job)[tuple(case.out)]
-        task = looks.Task(job.workload | case.sizes, recipe, job.device, job.options.seed)
+        task = looks.Task(models.resize(job.workload, case.sizes), recipe, job.device, job.options.seed)
 
         def take_look() -> Look:
             with contextlib.closing(session.pool.take()) as worker:
@@ -224,9 +242,9 @@ ladder map --resume results/map/MACHINE-article-article-partial.json
         then = ", then two of GPU time" if file.machine.gpu else ""
         return [
             f"Where {' and '.join(Cells(file).pair)} matter: {file.machine.gpu or file.machine.cpu}",
-            f"Workload {(file.workload or {})['name']} at other batches and resolutions, random images; ladder"
-            f" {file.ladder or file.options.ladder}, every row in a fresh process: {CYCLES} cycles by the wall clock"
-            f"{then}. {frame.describe_software(file)}",
+            f"Workload {(file.workload or {})['name']} at other batches and resolutions{frame.describe_data(file)};"
+            f" ladder {file.ladder or file.options.ladder}, every row in a fresh process: {CYCLES} cycles by the wall"
+            f" clock{then}. {frame.describe_software(file)}",
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
@@ -237,7 +255,7 @@ ladder map --resume results/map/MACHINE-article-article-partial.json
         columns = [Column(title_recipe(out), "ms", place) for place, out in enumerate(list_outs(cells.pair))]
         rows: list[list[Any]] = []
         for cell in cells.cells:
-            row: list[Any] = [f"{cell[0]}x{cell[0]}, batch {cell[1]}"]
+            row: list[Any] = [name_cell(*cell)]
             for out in list_outs(cells.pair):
                 each = cells.observed.get((*cell, out))
                 row.append(cells.find_ms(cell, out) or (each and each.status))
@@ -290,7 +308,7 @@ def make_table(cells: Cells, rung: str, clock: str) -> Table:
         gains = [
             cells.find_gain(each, rung, clock) or cells.explain_gap(each, rung, clock) for each in places
         ]
-        rows.append([f"{size}x{size}", *gains])
+        rows.append([f"{size}x{size}" if size else "", *gains])
     return Table([Column(f"{rung}, {CLOCKS[clock]}"), *columns], rows)
 
 
@@ -305,9 +323,9 @@ def list_findings(cells: Cells) -> list[str]:
             batches = f"batch {', '.join(good)}" if good else "no batch"
             if len(good) == len(gains):
                 batches = "every batch"
-            places.append(f"{batches} at {size}x{size}")
+            places.append(f"{batches} at {size}x{size}" if size else batches)
         findings.append(f"{rung} saves {100 * (COUNTS - 1):.0f}% of the step or more: {'; '.join(places)}.")
-    findings += [describe_policy(cells)] if tuple(cells.pair) == PAIR else []
+    findings += [describe_policy(cells)] if tuple(cells.pair) == PAIR and not cells.is_own else []
     rows = list(cells.observed.values())
     if lacking := [each for each in rows if each.status == "oom"]:
         findings.append(f"{len(lacking)} of {len(rows)} rows ran out of memory.")
@@ -355,7 +373,7 @@ def _draw_figure(file: File) -> Any:
     grid = figure.add_gridspec(
         len(cells.clocks), 2, left=0.075, right=0.985, top=above, bottom=below, wspace=0.16, hspace=0.5
     )
-    names = [f"{size}x{size}" for size in cells.sizes[::-1]]
+    names = [f"{size}x{size}" if size else "" for size in cells.sizes[::-1]]
     places = [[(size, batch) for batch in cells.batches] for size in cells.sizes[::-1]]
     for x, rung in enumerate(cells.pair):
         gains = {

@@ -168,14 +168,23 @@ class QualityStudy(Study[Options, Case, Observed]):
 ladder quality                                 the highest rung of full, on a sample of Fashion-MNIST
 ladder quality --data FOLDER --seeds 10        on the images of a folder, or on MNIST's files
 ladder quality --ladder article --rungs bf16,graph_fills
+ladder quality --model my_pair.py --data photos      the rungs on a pair of your own
+ladder quality --bugs                          what finds a bug? Twenty are planted, each alone
 """
     default_workload = {"cuda": "fashion", "cpu": "tiny"}
     default_images = str(idx.SAMPLE)
+    takes_pairs = True
     extendable = ("jobs",)
     answers, final = ("ok",), ("ok",)
 
     def plan_cases(self, job: Job) -> dict[str, Case]:
         own = job.options
+        if not job.workload["resolution"]:
+            raise UserError(
+                "this pair reads no images (no Input of source images), which samples are compared with"
+            )
+        if own.bugs and "pair" in job.workload:
+            raise UserError("--bugs are planted in StyleGAN2: leave out --model")
         if own.bugs:
             return plan_bugs(job)
         if own.by is not None:
@@ -195,7 +204,9 @@ ladder quality --ladder article --rungs bf16,graph_fills
         }
 
     def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
-        many = text.format_count(len(cases), "case" if job.options.bugs else "training")
+        if job.options.bugs:
+            return f"quality: bugs of {job.name} on {job.device}, {text.format_count(len(cases), 'case')}"
+        many = text.format_count(len(cases), "training")
         return (
             f"quality: {job.name} on {job.device}, {many} of {text.format_count(job.options.steps, 'step')}"
         )
@@ -225,6 +236,8 @@ ladder quality --ladder article --rungs bf16,graph_fills
             with contextlib.closing(seeds.train_all(setup, waiting, own.jobs)) as trainings:
                 for done, (task, each) in enumerate(trainings, 1):
                     key = task.key
+                    if each.refused:
+                        raise UserError(str(each.reason))
                     reason = each.reason and text.make_display(each.reason)
                     points = [
                         structs.replace(one, seconds=one.seconds * (own.jobs == 1)) for one in each.points
@@ -517,10 +530,12 @@ def inspect_bug(session: Session, case: Case) -> Observed:
     from ladder import receipts
     from ladder.engine.pool import WorkerFailure
 
-    how: dict[str, Any] = {"keep_gradients": case.by == "parity", "variant": case.variant}
+    is_parity = case.by == "parity"
     try:
-        with session.prepare_worker(case.recipe, case.seed, **how) as worker:
-            if case.by == "parity":
+        with session.prepare_worker(
+            case.recipe, case.seed, keep_gradients=is_parity, variant=case.variant
+        ) as worker:
+            if is_parity:
                 finding = worker.call("parity")["reason"]
             else:
                 worker.call("profile", part="load")
@@ -547,6 +562,22 @@ def derive_bugs(file: File) -> list[Bug]:
             bug = structs.replace(bug, tried=[*dict.fromkeys((*bug.tried, case.by or TRAINING))], **more)
         bugs[case.rung] = bug
     return [*bugs.values()]
+
+
+def join_bugs(one: Bug, other: Bug) -> Bug:
+    """Return what two files know of a bug: a method's finding is that of the file that tried it."""
+    more = {by: getattr(other, by) for by in other.tried}
+    return structs.replace(one, tried=[*dict.fromkeys((*one.tried, *other.tried))], **more)
+
+
+def describe_answer(file: File) -> str:
+    """Return the answer of a file as a clause: each rung's, at which size, after how many images."""
+    work = file.workload or {}
+    answers = ", ".join(f"`{rung.name}` {rung.verdict}" for rung in derive_rungs(file)[1:])
+    images = (
+        f"{int(work['batch']) * file.options.steps:,} images at {work['resolution']}x{work['resolution']}"
+    )
+    return f"{answers} after {images}, {file.options.seeds} seeds"
 
 
 def summarize_bugs(file: File) -> list[str]:

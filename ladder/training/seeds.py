@@ -29,6 +29,8 @@ from ladder.core.plain import Fields
 from ladder.machine import system
 from ladder.training import distances, features, mishaps
 from ladder.training.point import Point
+from stylegan_lite.config import PairWorkload
+from stylegan_lite.step import Input
 from stylegan_lite.step.data import ImageFolder
 
 MOST_SAMPLES = {"cuda": 2000, "cpu": 500}
@@ -65,11 +67,12 @@ class Setup:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One training: what was measured of so many samples, or why it broke."""
+    """One training: what was measured of so many samples, or why it broke. `refused`: no training can succeed."""
 
     points: tuple[Point, ...] = ()
     samples: int = 0
     reason: str | None = None
+    refused: bool = False
 
 
 def train_task(setup: Setup, task: Task) -> Outcome:
@@ -91,6 +94,8 @@ def train_rung(setup: Setup, task: Task, real: Tensor) -> Outcome:
             torch.manual_seed(seed)
             points, seconds, data = [], 0.0, real.to(setup.device)
             known = find_features(data)
+            if problem := find_sampling_problem(step, data):
+                return Outcome(reason=problem, refused=True)
             for number in range(setup.points):
                 first, end = (setup.steps * k // setup.points for k in (number, number + 1))
                 begin = time.perf_counter()
@@ -135,9 +140,35 @@ def measure_samples(real: Tensor, fake: Tensor, known: Tensor | None = None) -> 
 def draw_samples(step: stylegan_lite.step.TrainingStep, count: int) -> Tensor:
     """Return ``count`` images of the averaged generator. The latents are the same for every rung and seed."""
     generator = torch.Generator().manual_seed(LATENT_SEED)
-    z = torch.randn(count, step.workload.z_dim, generator=generator)
+    z = torch.randn(count, find_latents(step), generator=generator).to(step.device, step.dtype)
     batch = max(step.workload.batch, SAMPLE_PIXELS // step.workload.resolution**2)
-    return torch.cat([step.sample(part) for part in z.split(batch)])
+    return torch.cat([step.sample(part).float().clamp(-1, 1) for part in z.split(batch)])
+
+
+def find_latents(step: stylegan_lite.step.TrainingStep) -> int:
+    """Return the size of the latents that samples are drawn from, 0 if the user's pair has none."""
+    declared = [one for inputs in step.given.values() for one in inputs.declared.values()]
+    sizes = [
+        one.shape[1]
+        for one in declared if isinstance(one, Input) and one.source == "normal" and len(one.shape) == 2
+    ]  # fmt: skip
+    return int(getattr(step.workload, "z_dim", sizes[0] if sizes else 0))
+
+
+def find_sampling_problem(step: stylegan_lite.step.TrainingStep, real: Tensor) -> str | None:
+    """Return why samples of a user's pair cannot be compared with images [N, C, R, R], in one line, or None."""
+    if not isinstance(step.workload, PairWorkload):
+        return None
+    where = ":".join(step.workload.model[1:])
+    if not hasattr(step.pair, "sample"):
+        return f"{where}: the pair needs sample(networks, z), which returns images of latents"
+    if not find_latents(step):
+        return (
+            f"{where}: samples are drawn from latents, and no phase declares normal numbers of two dimensions"
+        )
+    if (shape := draw_samples(step, 1).shape[1:]) != real.shape[1:]:
+        return f"{where}: sample returns images of {[*shape]}, the data are {[*real.shape[1:]]}"
+    return None
 
 
 def read_real(setup: Setup, half: int = 0) -> Tensor:
@@ -158,7 +189,7 @@ def measure_floor(setup: Setup) -> Point:
 def train_all(setup: Setup, tasks: Sequence[Task], jobs: int) -> Generator[tuple[Task, Outcome], None, None]:
     """Yield each task with its training, in the order of completion."""
     jobs = min(jobs, len(tasks))
-    if jobs == 1:
+    if jobs == 1 and "pair" not in setup.workload:  # this process imports no code of the user's
         real = read_real(setup)
         yield from ((task, train_rung(setup, task, real)) for task in tasks)
     else:

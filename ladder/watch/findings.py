@@ -144,8 +144,7 @@ class Observation(Record, kw_only=True):
     convolution: Precision
     anomaly: bool
     blocking: bool
-    benchmark: bool = True
-    deterministic: bool = False
+    benchmark: bool | None = None  # cuDNN's search; None where its algorithms must be deterministic
     new_shapes: Amount = 0.0  # part of the convolutions' shapes that earlier steps had not
     repaired: bool = False  # second derivatives of convolutions are those of `fast_double_backward`
     walls_ms: Annotated[list[Real], Meta(min_length=2)]
@@ -422,7 +421,7 @@ def find_repeated_reductions(seen: Observation) -> Answer:
 def find_benchmark(seen: Observation) -> Answer:
     """Find convolutions for which cuDNN's search is off though their shapes stay, or on though they change."""
     rows = [each for each in seen.rows if families.is_convolution(each.family) and not each.order]
-    is_off = not (seen.benchmark or seen.deterministic or seen.new_shapes)
+    is_off = seen.benchmark is False and not seen.new_shapes
     is_wrong = is_off or (seen.benchmark and seen.new_shapes > CHANGING)
     if not (seen.gpu and is_wrong and seen.measure(rows) > CHAINED * seen.step_ms):
         return None
@@ -478,7 +477,7 @@ FINDINGS: dict[str, Advice] = {
         'capture each phase in a CUDA graph (docs/adopt.md), or `torch.compile(mode="reduce-overhead")`{}',
         "a graph replays fixed shapes, branches and random numbers", "cuda_graphs"),
     "synchronizations": Advice(
-        find_synchronizations, "the CPU waits for the GPU in each step: {}",
+        find_synchronizations, "the CPU waits for the GPU in each step ({})",
         "keep values on the GPU (`.detach()`, `torch.where`, masks), and read them once in a hundred steps",
         rung="item_each_step"),
     "slow_loader": Advice(
@@ -492,7 +491,7 @@ FINDINGS: dict[str, Advice] = {
         "copies to the GPU from ordinary memory, for which the CPU waits",
         "`pin_memory=True` in the loader and `.to(device, non_blocking=True)`", rung="blocking_copies"),
     "unfused_optimizer": Advice(
-        find_unfused_optimizer, "an optimizer updates its weights in several passes", "`fused=True`",
+        find_unfused_optimizer, "an optimizer updates its weights in several passes", "`fused=True` where it is made",
         rung="fused_adam"),
     "parameter_loop": Advice(
         find_parameter_loop, "a loop in Python over all weights, such as a moving average",
@@ -512,7 +511,7 @@ FINDINGS: dict[str, Advice] = {
         "`torch.compile` for the function, or for bias, leaky ReLU and gain `ladder export out --ops bias_act`",
         "what torch.compile compiles cannot be differentiated twice", "fused_act"),
     "frozen_gradients": Advice(
-        find_frozen_gradients, "gradients of weights are computed and dropped: of those that {} trains",
+        find_frozen_gradients, "gradients are computed and dropped for the weights that {} updates",
         "freeze the other network before this line: `D.requires_grad_(False)`, and True before its own",
         "freeze before a CUDA graph is captured", "g_not_frozen"),
     "unowned_gradients": Advice(

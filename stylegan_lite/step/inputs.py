@@ -147,6 +147,11 @@ class PhaseInputs(Values):
         torch.index_select(whole.normal, 0, self.index, out=self.normal)
         self._uniform.copy_(whole._uniform)
 
+    def list_tensors(self) -> list[Tensor]:
+        """Return all tensors of the inputs, with those that the total batch is drawn into."""
+        mine = [x for name in self.declared for x in _flat_tensors(self[name])]
+        return mine + (self.whole.list_tensors() if self.whole is not None else [])
+
     def load(self, tensors: Mapping[str, Value]) -> None:
         """Copy given numbers in, each into its view (layouts differ between recipes)."""
         for name, value in tensors.items():

@@ -289,12 +289,15 @@ def test_a_top_that_costs_time_leaves_the_timed_rung_below_it(tmp_path: Path) ->
     assert found.timed_as == "data_loading" and found.recommended.ms == 68.4
 
 
-def test_a_rung_that_another_one_needs_stays() -> None:
+@pytest.mark.parametrize(("ratio", "stays"), [(1.3, True), (1.1, False)])
+def test_a_rung_that_another_one_needs_stays_if_the_two_gain_together(ratio: float, stays: bool) -> None:
     names = ["data_loading", "fused_act", "conv_double_backward", "fused_resample", "fused_residual"]
-    found = of(full(names, **dict.fromkeys(names[2:], "faster") | {"fused_act": "slower"}))
-    assert "fused_act" in found.recipe_rungs
-    (line,) = (line for line in found.remarks if line.startswith("fused_act stays in the recipe"))
-    assert "fused_residual" in line
+    made = full(names, **dict.fromkeys(names[2:], "faster") | {"fused_act": "slower"})  # 0.9x
+    made["rungs"][4]["gain"]["ratio"] = ratio
+    found = of(made)
+    assert ("fused_act" in found.recipe_rungs) == ("fused_residual" in found.recipe_rungs) == stays
+    begins = "fused_act stays in the recipe" if stays else "fused_residual: left out with fused_act"
+    assert any(line.startswith(begins) for line in found.remarks)
 
 
 def test_of_a_ladder_that_is_gone_one_of_ours_has_the_rungs_below() -> None:

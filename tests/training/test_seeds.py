@@ -16,11 +16,14 @@ import yaml
 from click.testing import Result
 from PIL import Image
 
+from ladder.core.paths import ROOT
+from ladder.engine.pair import describe_pair
 from ladder.studies import frame
 from ladder.studies.quality import STUDY, File, derive_rungs
 from ladder.training import seeds
 from ladder.training.seeds import Outcome
 from stylegan_lite.step import TrainingStep
+from stylegan_lite.step.loading import find_model
 from tests.support.commands import call
 from tests.support.fake_runs import alive
 from tests.support.small import LITTLE
@@ -147,3 +150,54 @@ def test_a_training_that_dies_is_a_record_and_the_others_go_on(tmp_path: Path, i
     ]
     assert len(list(tmp_path.iterdir())) == 5  # a process for each
     assert not any(list_alive(tmp_path))
+
+
+def make_pair(tmp_path: Path, change: str = "", to: str = "") -> dict:
+    """Return the workload of the example dcgan, narrow, with a change of its source."""
+    source = (ROOT / "examples" / "pairs" / "dcgan.py").read_text()
+    assert change in source
+    (tmp_path / "mine.py").write_text(source.replace(change, to))
+    for index in range(8):
+        Image.effect_noise((64, 64), 90 + index).convert("RGB").save(tmp_path / f"{index}.png")
+    settings = {"width": 4, "batch": 4, "z_dim": 8}
+    fields = describe_pair(find_model("mine.py", tmp_path), settings, "cpu", 0)["fields"]
+    return fields | {"data": str(tmp_path)}
+
+
+def test_a_pair_of_the_users_own_is_trained_in_a_process_of_its_own(
+    tmp_path: Path, imported_once: None
+) -> None:
+    setup = seeds.Setup(make_pair(tmp_path), "cpu", 2, points=2)
+    ((_, outcome),) = seeds.train_all(setup, [seeds.Task("one", {}, 0)], 1)
+    assert outcome.reason is None and [point.step for point in outcome.points] == [1, 2]
+    assert set(outcome.points[0].levels) == {"64", "32", "16"} and outcome.points[0].frechet is None
+
+
+@pytest.mark.parametrize(
+    ("change", "to", "says"),
+    [
+        ("def sample(", "def draw(", "the pair needs sample(networks, z)"),
+        (
+            "return G(z)",
+            "return G(z)[:, :1]",
+            "sample returns images of [1, 64, 64], the data are [3, 64, 64]",
+        ),
+    ],
+)
+def test_a_pair_without_samples_is_refused_before_it_is_trained(
+    tmp_path: Path, change: str, to: str, says: str
+) -> None:
+    setup = seeds.Setup(make_pair(tmp_path, change, to), "cpu", 10**6)
+    outcome = seeds.train_rung(setup, seeds.Task("one", {}, 0), seeds.read_real(setup))
+    assert outcome.refused and says in (outcome.reason or "")
+
+
+def test_what_a_task_plants_is_trained(tmp_path: Path) -> None:
+    for index in range(8):
+        Image.effect_noise((8, 8), 90 + index).convert("RGB").save(tmp_path / f"{index}.png")
+    setup = seeds.Setup(WORKLOAD | {"data": str(tmp_path)}, "cpu", 2)
+    clean, again, planted = (
+        seeds.train_rung(setup, seeds.Task("", {}, 0, variant), seeds.read_real(setup))
+        for variant in (None, None, ["bugs", "sign_flipped"])
+    )
+    assert clean.points[0].levels == again.points[0].levels != planted.points[0].levels

@@ -213,7 +213,16 @@ def find_nearest(
         name, fields = workload[0], content.of_workload(workload[1])
         of, command = f" of workload {clean_line(name)}", f" -w {clean_line(name)}"
         works = [(each, each[1].workload) for each in able]
-        able = [each for each, work in works if work["name"] == name and content.of_workload(work) == fields]
+        if pair := workload[1].get("pair"):
+            of, command = (
+                f" of the pair {clean_line(name)} with this source and these settings",
+                " --model FILE",
+            )
+            able = [each for each, work in works if work.get("pair") == pair]
+        else:
+            able = [
+                each for each, work in works if work["name"] == name and content.of_workload(work) == fields
+            ]
     if not able:
         raise UserError(f"no stored result{of}: `ladder run{command}` measures this machine")
     near = list_nearest(able)

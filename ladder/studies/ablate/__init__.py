@@ -81,11 +81,10 @@ class Changes:
 
 def load_changes(job: Job) -> Changes:
     """Return the rungs of a job's ladder. Raises UserError if fewer than two of them can run here."""
-    from ladder.machine import system
     from ladder.plan import catalog, needs
 
     ladder = catalog.load_ladder(job.options.ladder)
-    able = needs.join_capabilities(system.list_capabilities(job.device), job.workload)
+    able = needs.list_able(job.device, job.workload, job.facts)
     climbed = catalog.plan_climb(dataclasses.replace(ladder, rival=None), able)
     base, *rest = [catalog.load_rung(rung.name) for rung in climbed if rung.recipe is not None]
     if len(rest) < 2:
@@ -111,13 +110,14 @@ def list_subsets(
     names, chance = [*rungs.changes], random.Random(job.options.seed)
     subsets: dict[Subset, tuple[str, ...]] = {frozenset(names): (), NOTHING: ()}
     if len(names) <= record.MOST_RUNGS:
-        workload, allowed = Workload.from_dict(job.workload), list[Subset]()
+        workload, allowed = None if job.facts else Workload.from_dict(job.workload), list[Subset]()
         needed = {name: {*catalog.load_rung(name).rests_on} & {*names} for name in names}
         for subset in (each for n in range(1, len(names)) for each in itertools.combinations(names, n)):
             with contextlib.suppress(ConfigError):
                 recipe = Recipe.from_dict(rungs.make_recipe(subset))
                 recipe.refuse_on(job.device)
-                recipe.refuse_for(workload)
+                if workload:
+                    recipe.refuse_for(workload)
                 allowed += [frozenset(subset)] if all(needed[name] <= {*subset} for name in subset) else []
         chance.shuffle(allowed)
         return subsets | dict.fromkeys(allowed, ())
@@ -166,12 +166,13 @@ class Ablate(Study[Options, Case, Observed]):
     examples = """
 ladder ablate                             the article's rungs in every possible subset; at most 20 minutes on a GPU
 ladder ablate -w article-b32 --budget 40
+ladder ablate --model my_pair.py          the rungs of your own networks, see docs/your-pair.md
 ladder ablate --ladder full               all rungs but one, and all but two of the five that save most
 ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
 """
     gpu_minutes, case_seconds = 20.0, {"cuda": 7.0, "cpu": 5.0}
     answers = ("ok",)
-    uses_images = False
+    uses_images, takes_pairs = False, True
 
     def list_cases(self, job: Job, file: File | None) -> dict[str, Case]:
         """Return the parity and all subsets; of a longer ladder pairs follow from what was seen, then the repeats."""
@@ -274,9 +275,10 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
         figures = Figures(file)
         return [
             f"What each rung is worth {figures.place}: {file.machine.gpu or file.machine.cpu}",
-            f"Workload {frame.describe_workload(file)}, random images; ladder {file.ladder or file.options.ladder},"
-            f" {len(figures.rows)} subsets of {len(figures.rungs)} rungs, {describe_clock(figures)} of two cycles each"
-            f" in one process; {figures.parity.describe_parity()}. {frame.describe_software(file)}",
+            f"Workload {frame.describe_workload(file)}{frame.describe_data(file)}; ladder"
+            f" {file.ladder or file.options.ladder}, {len(figures.rows)} subsets of {len(figures.rungs)} rungs,"
+            f" {describe_clock(figures)} of two cycles each in one process; {figures.parity.describe_parity()}."
+            f" {frame.describe_software(file)}",
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:

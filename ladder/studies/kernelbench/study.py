@@ -55,8 +55,8 @@ class KernelStudy(Study[Options, Case, Observed]):
     help = """Time the fused ops against plain PyTorch and torch.compile.
 
     Forward, backward and double backward are timed with cold and hot L2 cache. The yardstick is a copy of the same
-    number of bytes. Option `--device cpu` runs tiny shapes in Triton's interpreter. It shows that the code works;
-    its times mean nothing.
+    number of bytes. Option `--device cpu` runs tiny shapes in Triton's interpreter. It shows that the code works.
+    Its times mean nothing, except what the CPU needs to issue a call, where no kernel is launched.
 
     Exit status: 0 if no op failed. 1 if one did. 2 if the request is impossible. 130 if interrupted.
     """
@@ -189,6 +189,7 @@ def make_request(job: Job, file: File | None = None) -> tuple[list[registry.Case
     from ladder.studies.kernelbench import cases as registry
     from stylegan_lite.config import Workload, suggestion
 
+    find_clone(job)
     options, here = job.options, system.list_capabilities(job.device)
     if job.device == "cpu":
         for name in options.workload or ():
@@ -243,6 +244,7 @@ def open_sitting(session: Session) -> Iterator[Sitting]:
     from ladder.machine import system
     from ladder.studies.kernelbench import bench as benches
     from ladder.studies.kernelbench import timing
+    from ladder.studies.upstream import source
 
     job = session.job
     # also while the files are written: the context stays
@@ -250,15 +252,19 @@ def open_sitting(session: Session) -> Iterator[Sitting]:
     cases, workloads, lacking = make_request(job, session.file)
     known = {each.name: each for each in cases}
     due = {key: known[key] for key in session.file.cases if key not in session.file.observed}
-    timer = timing.timer_on(job.device)
+    timer, folder = timing.timer_on(job.device), find_clone(job)
     backend = "aot_eager" if job.device == "cpu" else "inductor"
     setup = {
         "l2_bytes": timer.gpu.l2_bytes, "evict": timer.rules.evict, "graph_ms": 1e3 * timer.rules.graph_s,
         "compile": f"torch.compile({backend}), fixed shapes", "workloads": ",".join(workloads),
         "lacking": text.make_display("; ".join(lacking)) if lacking else None,
+        "nvidia": source.digest_of(folder) if folder else None,
     }  # fmt: skip
     session.file = msgspec.structs.replace(session.file, setup=setup)
-    clone, is_host = open_clone(job), job.options.host
+    clone, is_host = None, job.options.host
+    if folder is not None:
+        clone = source.load(folder)
+        source.build_ops(clone)
     bench = benches.Bench(
         timer.gpu, timer, seed=job.options.seed, backend=backend, clone=clone, host_only=is_host
     )
@@ -271,20 +277,18 @@ def open_sitting(session: Session) -> Iterator[Sitting]:
         yield Sitting(due, bench, ahead, started, begin, begin + 60 * job.options.minutes)
 
 
-def open_clone(job: Job) -> Any:
-    """Return NVIDIA's modules with their ops built, or None. Raises UserError where they cannot be built."""
+def find_clone(job: Job) -> Path | None:
+    """Return the clone of NVIDIA's repository. Raises UserError where its ops cannot be built."""
     from ladder.studies.upstream import source
 
     if job.options.nvidia is None:
         return None
     if job.device == "cpu":
-        raise UserError("--nvidia needs a CUDA GPU, where NVIDIA's ops are built")
+        raise UserError("--nvidia needs a CUDA GPU: NVIDIA's ops are built there")
     folder = Path(job.options.nvidia).expanduser().resolve()
     source.networks_of(folder)
     source.refuse_unbuildable(job.device)
-    modules = source.load(folder)
-    source.build_ops(modules)
-    return modules
+    return folder
 
 
 # --- table and chart --------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from ladder.core.errors import UserError, format_error
 from ladder.core.protocol import CYCLE_STEPS, IN_ORDER
 from ladder.core.records import Fields
 from ladder.core.stopping import stop_on_sigterm
-from ladder.engine import profiling
+from ladder.engine import models, profiling
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.machine import system
 from ladder.receipts import categories, evidence, kernel_families, kernel_names
@@ -43,6 +43,7 @@ from ladder.studies.profile import record, tools, tracing
 from ladder.studies.profile.tracing import Ran, Segment
 from ladder.studies.roofline import derive, floors
 from stylegan_lite import make_step
+from stylegan_lite.step import loading
 
 CYCLES = {"cuda": 3, "cpu": 1}  # timed cycles; the median counts
 COMPILED = "torch.compile joins the work of several layers in one kernel"
@@ -107,6 +108,11 @@ def profile_step(session: Session, case: record.Case) -> record.Step:
     except (MemoryError, torch.OutOfMemoryError):
         short = f"{rung} on {job.name} does not fit into the memory of this machine"
         raise UserError(f"{short}; take a workload with a smaller batch") from None
+    except Exception as error:
+        if job.facts is None or isinstance(error, UserError):
+            raise
+        where = job.workload["model"]
+        raise UserError(f"{rung}: {loading.locate(error, where[0], where[1])}") from error  # type: ignore[index]
     release_memory(device)
     ran = tracing.label_segments(labels, segments)
     return record.Step(
@@ -114,7 +120,7 @@ def profile_step(session: Session, case: record.Case) -> record.Step:
         gpu_ms=to_ms([busy_ns]),
         profile=list_kernels(ran),
         work=count_work(ran, job.workload, str(recipe["precision"])),
-        phases=list_phases(ran, segments),
+        phases=list_phases(ran, segments, step.order),
         layers=[] if reason else list_layers(ran),
         no_layers=reason,
         heaviest=list_heaviest(ran),
@@ -135,7 +141,7 @@ def run_eagerly(step: Any, lasting: int) -> Eager:
         step.graphs.clear()
         step.held.clear()
         release_memory(step.device)
-        for phase in IN_ORDER:
+        for phase in step.order:
             run = functools.partial(step.run_phase, phase)
             run()  # kernels that only eager runs launch are compiled, and algorithms chosen
             with (
@@ -179,7 +185,7 @@ def search_batch(session: Session, step: record.Step | None, recipe: Fields) -> 
             session.report(f"{job.options.rung}: {'images a second' if cycles else 'trying'}: batch {number}")
             worker = workers.take()
             try:
-                workload = job.workload | {"batch": number, "data": None}
+                workload = models.resize(job.workload, {"batch": number}) | {"data": None}
                 seed = job.options.seed
                 worker.call("build", workload=workload, recipe=recipe, device=job.device, seed=seed)
                 worker.call("prepare")
@@ -205,7 +211,8 @@ def count_kernels(session: Session, step: record.Step | None, recipe: Fields) ->
     job, heaviest = session.job, step.heaviest if step else []
     session.report(f"{job.options.rung}: Nsight Compute counts in the heaviest kernels")
     sms = torch.cuda.get_device_properties(job.device).multi_processor_count
-    counters = tools.count(heaviest, job.workload, recipe, tools.find_tool("ncu"), sms)
+    order = IN_ORDER if job.facts is None else [each.split()[0] for each in job.facts["phases"]]
+    counters = tools.count(heaviest, job.workload, recipe, tools.find_tool("ncu"), sms, order)
     return record.Observed(counters=counters)
 
 
@@ -222,9 +229,11 @@ def measure_memory(step: Any) -> record.Memory:
                 total += storage.nbytes()
         return total
 
-    weights = [x for each in (step.G, step.D, step.G_ema) for x in (*each.parameters(), *each.buffers())]
-    states = [state for opt in (step.opt_G, step.opt_D) for state in opt.state.values()]
-    inputs = [x for each in step.inputs.values() for x in (each.normal, each.uniform, each.layer_index)]
+    networks = (*step.networks.values(), *step.averages.values())
+    weights = [x for each in networks for x in (*each.parameters(), *each.buffers())]
+    states = [state for opt in step.optimizers.values() for state in opt.state.values()]
+    inputs = [x for each in step.given.values() for x in each.list_tensors()]
+    images = [] if step.real is None else [step.real]
     peaks: dict[str, Any] = {}
     if step.device == "cuda":
         free, total = torch.cuda.mem_get_info()
@@ -237,7 +246,7 @@ def measure_memory(step: Any) -> record.Memory:
     return record.Memory(
         parameters=add([*weights, *list_copies(step)]),
         optimizer=add(x for state in states for x in state.values() if hasattr(x, "untyped_storage")),
-        buffers=add([*inputs, step.real, step.pl_mean, *step.loss.values()]),
+        buffers=add([*inputs, *images, *step.data.values(), *step.state.values(), *step.loss.values()]),
         **peaks,
     )
 
@@ -251,7 +260,8 @@ def list_copies(step: Any) -> list[Any]:
 def follow_gradients(step: Any) -> Iterator[list[tuple[int, int]]]:
     """Yield (ns since 1970, bytes of all gradients): after they are cleared, and after each that arrives."""
     gradients: list[tuple[int, int]] = []
-    leaves = [*step.G.parameters(), *step.D.parameters(), *list_copies(step)]
+    weights = (p for each in step.networks.values() for p in each.parameters())
+    leaves = [*weights, *list_copies(step)]
 
     def note(*_: Any) -> None:
         storages = [leaf.grad.untyped_storage() for leaf in leaves if leaf.grad is not None]
@@ -341,13 +351,15 @@ def list_kernels(ran: Sequence[Ran]) -> KernelProfile:
     return KernelProfile(families=of_families, kernels=rows)
 
 
-def list_phases(ran: Sequence[Ran], segments: Iterable[Segment]) -> list[record.PhaseWork]:
+def list_phases(
+    ran: Sequence[Ran], segments: Iterable[Segment], order: Iterable[str]
+) -> list[record.PhaseWork]:
     """Return the rows of phases, in the order of a step."""
     groups = group_by(ran, lambda each: each.phase)
     runs = Counter(name for phases, _ in segments for name in phases)
     return [
         record.PhaseWork(name=name, runs=runs[name] / CYCLE_STEPS or None, **sum_work(groups[name]))
-        for name in (*IN_ORDER, record.BETWEEN, record.UNKNOWN)
+        for name in (*order, record.BETWEEN, record.UNKNOWN)
         if name in groups
     ]
 
@@ -448,6 +460,8 @@ def count_work(ran: Sequence[Ran], fields: Fields, precision: str) -> dict[str, 
         if known_ns := sum(ns for ns, _ in known):
             whole = sum(each.ns for each in work) / known_ns
             amounts[name] = sum(size for _, size in known) / CYCLE_STEPS * whole
+    if "pair" in fields:  # what its losses need is not known
+        return amounts
     works, often = floors.count_work(fields, precision, "nchw"), derive.list_frequencies(fields)
     purposes = ("optimizer", "moving average")
     updates = (works[phase].bytes[each] * often[phase] for phase in often for each in purposes)

@@ -112,7 +112,7 @@ class Memory(Record, kw_only=True):
     optimizer: Bytes
     buffers: Bytes  # inputs and images
     graph_pools: Bytes | None = None
-    timeline: Annotated[dict[Phase, Annotated[list[Moment], at_most(64)]], at_most(4)] = {}
+    timeline: Annotated[dict[Phase, Annotated[list[Moment], at_most(64)]], at_most(32)] = {}
 
     @property
     def lasting(self) -> int:
@@ -158,7 +158,7 @@ class Step(Record, kw_only=True):
     profile: KernelProfile
     work: dict[Text, Amount] = {}  # by category: FLOPs of convolutions and matmuls, bytes of others, if known
     replaced: dict[Text, Fields] = {}  # by category: what fused kernels replaced, in an older file
-    phases: Annotated[list[PhaseWork], at_most(8, 1)]
+    phases: Annotated[list[PhaseWork], at_most(34, 1)]
     layers: Annotated[list[Layer], at_most(500)] = []
     no_layers: Line | None = None  # why there are none
     heaviest: Annotated[list[Heavy], at_most(64)]
@@ -332,6 +332,7 @@ def derive_profile(file: File, cautions: list[str]) -> Profile:
         expected=[
             Expected(name, low, high, round(sum(each.share for each in rows if each.name.startswith(own)), 5))
             for name, low, high, own in ARTICLE
+            if "pair" not in (file.workload or {})
         ],
         memory=memory,
         heaviest=step.heaviest,

@@ -13,6 +13,7 @@ from ladder.core import files, locks
 from ladder.core import text as texts
 from ladder.core.errors import UserError
 from ladder.core.job import Job
+from ladder.engine import models
 from ladder.show.table import Column, Table
 from ladder.studies import frame
 from ladder.studies.frame import Session, Study
@@ -40,11 +41,13 @@ class ProfileStudy(Study[record.Options, record.Case, record.Observed]):
     examples = """
 ladder profile fused_act                         categories, phases, layers, memory
 ladder profile baseline -w article-b32           on another workload
+ladder profile bf16 --model my_pair.py           your own networks, see docs/your-pair.md
 ladder profile fused_act --trace step.json.gz    and a trace for ui.perfetto.dev
 ladder profile fused_act --largest-batch         and the largest batch that fits
 ladder profile fused_act --ncu                   and counters of the heaviest kernels (Nsight Compute)
 ladder profile fused_act --nsys step.nsys-rep    and a report of Nsight Systems
 """
+    takes_pairs = True
     extendable = ("largest_batch", "ncu", "trace", "nsys")
     unstored = ("ladder", "trace", "nsys")
 
@@ -61,6 +64,8 @@ ladder profile fused_act --nsys step.nsys-rep    and a report of Nsight Systems
             raise UserError("--ncu and --nsys look into a GPU, and none is used here")
         for name in [name for name in ("ncu", "nsys") if getattr(options, name)]:
             tools.find_tool(name)
+        if options.largest_batch:
+            models.refuse_fixed(job, "batch")
         cases = dict(file.cases) if file is not None and file.cases else {record.STEP: plan_step(job)}
         others = ((record.LARGEST, options.largest_batch), (record.COUNTERS, options.ncu))
         return cases | {key: record.Case() for key, is_wanted in others if is_wanted}
@@ -148,12 +153,13 @@ def tabulate_profile(profile: record.Profile) -> Iterator[Table]:
         return
     total_ms = sum(row.ms for row in profile.categories)
     yield _tabulate_categories(profile, total_ms)
-    yield Table(
-        [Column("group"), Column("article"), Column("here", "share")],
-        [[row.name, f"{100 * row.low:.0f}-{100 * row.high:.0f}%", row.share] for row in profile.expected],
-        "Beside the article's expectation",
-        ["the article speaks of its own baseline on an A100; modulation counts as a nonlinearity here"],
-    )
+    if profile.expected:
+        yield Table(
+            [Column("group"), Column("article"), Column("here", "share")],
+            [[row.name, f"{100 * row.low:.0f}-{100 * row.high:.0f}%", row.share] for row in profile.expected],
+            "Beside the article's expectation",
+            ["the article speaks of its own baseline on an A100; modulation counts as a nonlinearity here"],
+        )
     yield Table(
         [Column("phase"), Column("ms a step", "ms"), Column("ms a run", "ms", 1), Column("runs a step", "amount", 2),
          Column("launches a step", "amount", 3)],

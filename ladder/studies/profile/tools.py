@@ -108,8 +108,9 @@ def write_spec(folder: str, workload: Fields, recipe: Fields, phases: Sequence[s
 
 
 def count(
-    heaviest: Sequence[Heavy], workload: Fields, recipe: Fields, ncu: str, sms: int | None
-) -> list[Counted]:
+    heaviest: Sequence[Heavy], workload: Fields, recipe: Fields, ncu: str, sms: int | None,
+    order: Sequence[str] = IN_ORDER,
+) -> list[Counted]:  # fmt: skip
     """Return the counters of a profile's heaviest kernels. `sms`: multiprocessors of the GPU, if known.
 
     Kernels of which no launch was counted are run once more without the others, whose launches with the same grid and
@@ -119,7 +120,7 @@ def count(
     lost = list(heaviest)
     for turn in range(2):
         with tempfile.TemporaryDirectory() as folder:
-            spec = write_spec(folder, workload, recipe, list_phases(lost))
+            spec = write_spec(folder, workload, recipe, list_phases(lost, order))
             try:
                 output, status = run_tool(make_ncu_command(ncu, lost, spec), COUNTING_S)
             except (TimeoutError, OSError) as error:
@@ -134,14 +135,14 @@ def count(
     return [rows[each.kernel] for each in heaviest]
 
 
-def list_phases(heaviest: Sequence[Heavy]) -> list[str]:
+def list_phases(heaviest: Sequence[Heavy], order: Sequence[str] = IN_ORDER) -> list[str]:
     """Return the phases that have most of a heavy kernel. The one whose kernels take longest is first.
 
     A kernel whose phase is unknown may run in each of them.
     """
     ms: Counter[str] = Counter()
     for row in heaviest:
-        phases = (row.phase,) if row.phase in (*IN_ORDER, BETWEEN) else IN_ORDER
+        phases = (row.phase,) if row.phase in (*order, BETWEEN) else order
         ms.update(dict.fromkeys(phases, row.ms))  # type: ignore[arg-type]
     return [phase for phase, _ in ms.most_common() if phase != BETWEEN]
 

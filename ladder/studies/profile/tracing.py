@@ -53,6 +53,7 @@ OPERATOR = "cpu_op"
 OUTSIDE = "outside the layers"  # losses, inputs, sums of gradients, optimizers, the moving average
 FILL = "fill_words_kernel"  # in a rewritten graph
 ON_DEVICE = re.compile(r"(memset|memcpy)(\d| DtoD\b| \(Device)", re.IGNORECASE)
+MOST_LAYERS = 400  # of a user's networks; a file holds some more
 SIZES = {
     "float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long": 8, "long int": 8, "int": 4, "bool": 1,
     "unsigned char": 1, "signed char": 1, "short": 2,
@@ -407,7 +408,7 @@ def time_copies(device: str) -> list[tuple[int, int]]:
 
 @contextlib.contextmanager
 def name_layers(step: Any) -> Iterator[None]:
-    """Put a range around the forward pass of every layer of G and D while entered.
+    """Put a range around the forward pass of every layer of the networks while entered.
 
     Compiled code has none: hooks would make torch.compile compile again.
     """
@@ -421,16 +422,31 @@ def name_layers(step: Any) -> Iterator[None]:
     def leave(*_: Any) -> None:
         ranges.pop().__exit__(None, None, None)
 
-    for network, module in (("G", step.G), ("D", step.D)) if step.recipe.compile == "off" else ():
-        for name, layer in module.named_modules():
-            if title := layer_name(network, name, step.workload.resolutions):
-                handles.append(layer.register_forward_pre_hook(functools.partial(enter, title)))
-                handles.append(layer.register_forward_hook(leave, always_call=True))
+    for title, layer in list_layers(step) if step.recipe.compile == "off" else ():
+        handles.append(layer.register_forward_pre_hook(functools.partial(enter, title)))
+        handles.append(layer.register_forward_hook(leave, always_call=True))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def list_layers(step: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name in tables, module) of the layers of all networks.
+
+    Those of a user's pair are all of their modules, as deep as fit into a file: the innermost has its work.
+    """
+    sizes = getattr(step.workload, "resolutions", None)
+    named = [(of, *each) for of, network in step.networks.items() for each in network.named_modules()]
+    depths = sorted(f"{path}.".count(".") if path else 0 for _, path, _ in named)
+    deepest = depths[MOST_LAYERS] - 1 if len(depths) > MOST_LAYERS else depths[-1]
+    for network, path, module in named:
+        title: str | None = f"{network} {path} {type(module).__name__}" if path else network
+        if sizes is not None:
+            title = layer_name(network, path, sizes)
+        if title and (sizes is not None or not path or path.count(".") < deepest):
+            yield title, module
 
 
 def layer_name(network: str, path: str, resolutions: Sequence[int]) -> str | None:

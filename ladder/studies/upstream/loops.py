@@ -304,9 +304,8 @@ class R3GANStep(UpstreamStep):
     def _build(self) -> None:
         batch, preset = self.workload["batch"], self.recipe["preset"]
         self.config = config = read_config(preset, batch)
-        classes = PRESETS[preset][
-            2
-        ]  # before the networks, whose initial weights in FP64 take other random numbers
+        # Labels before the networks, whose initial weights take other random numbers in FP64.
+        classes = PRESETS[preset][2]
         drawn = torch.randint(max(classes, 1), [batch])
         self.labels = torch.eye(max(classes, 1))[drawn][:, :classes].to(self.device)
         self.G, self.D = (net.train().requires_grad_(False).to(self.device) for net in self._networks())

@@ -157,8 +157,7 @@ class Watch:
         self.calls: list[int] = []  # which optimizer stepped, in order
         self.runs: Counter[int] = Counter()  # how often an optimizer stepped after another one
         self.anchor, self.clock = 0, 0.0  # the optimizer that ends a step, and when the last one ended
-        self.began = 0  # calls before this step
-        self.penalties = 0  # calls of autograd.grad(create_graph=True) in this step
+        self.began, self.penalties = 0, 0  # calls before this step; autograd.grad(create_graph=True) in it
         self.walls_ms: list[float] = []
         self.signs: list[Any] = []  # of each step, what of it may be lazy
         self.loaders: dict[str, Facts] = {}
@@ -172,9 +171,8 @@ class Watch:
         self.mode: Any = None
         self.marks: list[Mark] = []
         self.bounds: list[int] = []  # ns, at which the steps of a window ended
-        self.stage, self.window_began = "skip", 0.0
+        self.stage, self.window_began, self.length = "skip", 0.0, FEWEST_STEPS
         self.is_captured = self.is_done = False
-        self.length = FEWEST_STEPS
         self.loop = ("", "")  # the file and the function in which the first optimizer steps
 
     # -- hooks in PyTorch
@@ -321,9 +319,8 @@ class Watch:
 
     def _end_skip(self) -> None:
         took = time.process_time() - self.cpu_clock[0], time.perf_counter() - self.cpu_clock[1]
-        self.facts["busy_cores"] = took[0] / max(took[1], 1e-9)
-        self.facts["compiled"] = self._count_compilations()
-        self.facts["retries"] = self._read_memory("num_alloc_retries")
+        self.facts |= {"busy_cores": took[0] / max(took[1], 1e-9), "compiled": self._count_compilations()}
+        self.facts["retries"] = self._count_retries()
         counts = Counter(self.signs)
         rarest = min(counts, key=lambda sign: (counts[sign] == 1, counts[sign]))  # a lazy phase comes again
         places = [place for place, sign in enumerate(self.signs) if sign == rarest]
@@ -372,8 +369,8 @@ class Watch:
         places = [(each.co_filename, each.co_firstlineno) for each in get_compilation_metrics()]
         return Counter(name_line(file, line or 1) for file, line in places if file)
 
-    def _read_memory(self, key: str) -> int:
-        return int(self.torch.cuda.memory_stats().get(key, 0)) if has_gpu(self.torch) else 0
+    def _count_retries(self) -> int:
+        return int(self.torch.cuda.memory_stats()["num_alloc_retries"]) if has_gpu(self.torch) else 0
 
     # -- windows
 
@@ -426,10 +423,9 @@ class Watch:
         breaks: dict[str, int] = {}
         if "torch._dynamo" in sys.modules:
             breaks = dict(sys.modules["torch._dynamo.utils"].counters["graph_break"])
-        reduced = digest.measure_reductions()
         for k, each in enumerate(self.optimizers):
             own = calls[k] * sum(p.numel() * p.element_size() for p in self._list_weights(k))
-            each |= {"calls": calls[k], "reduced": reduced[k] / own if own else 0.0}
+            each |= {"calls": calls[k], "reduced": digest.count_reduced(k) / max(own, 1)}
         self.facts |= {
             "what": "watch", "version": 1, **describe_machine(self.torch), "walls_ms": self.walls_ms,
             "window": len(self.bounds), "unowned": unowned, "rows": digest.list_rows(),
@@ -438,10 +434,10 @@ class Watch:
             "loaders": [each | {"steps": half} for each in self.loaders.values()],
             "dropped": [{"owner": o, "phase": k, "count": n, "steps": half} for (o, k), n in self.dropped.items()],
             "graphs": {line: each for line, each in self.graphs.items() if len(each) == LOOKS},
-            "empty_caches": {line: n / (self.skip + len(self.bounds)) for line, n in self.empty_caches.items()},
+            "empty_caches": {line: n / self.skip for line, n in self.empty_caches.items() if n > 1},
             "compiled": {line: n - before.get(line, 0) for line, n in after.items() if n > before.get(line, 0)},
             "breaks": {str(reason).splitlines()[0][:200]: n for reason, n in breaks.items()},
-            "retries": self._read_memory("num_alloc_retries") - self.facts["retries"],
+            "retries": self._count_retries() - self.facts["retries"],
         }  # fmt: skip
         named = json.dumps(self.facts)
         self.facts["lines"] = {line: text for line, text in LINES.items() if f'"{line}"' in named}
@@ -529,8 +525,7 @@ def describe_machine(torch: Any) -> Facts:
         "matmul": read_precision(backends.cuda.matmul),
         "convolution": read_precision(getattr(backends.cudnn, "conv", backends.cudnn)),
         "anomaly": torch.is_anomaly_enabled(),
-        "benchmark": backends.cudnn.benchmark and not backends.cudnn.deterministic,
-        "deterministic": backends.cudnn.deterministic,
+        "benchmark": None if backends.cudnn.deterministic else backends.cudnn.benchmark,
         "blocking": os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "1",
         "repaired": is_repaired(torch),
     }  # fmt: skip
@@ -743,21 +738,16 @@ class Digest:
         origin, order = self._trace(first, deep + 1)
         return origin, order + 1
 
-    def measure_reductions(self) -> Counter[int]:
-        """Return the bytes that all ranks added up in each phase."""
-        sums: Counter[int] = Counter()
-        for each in self.in_order:
-            if each.name == REDUCTION:
-                sums[each.phase] += sum(map(math.prod, each.shapes))
-        return sums
+    def count_reduced(self, phase: int) -> int:
+        """Return how many bytes were added up over the ranks in a phase."""
+        shapes = [each.shapes for each in self.in_order if each.name == REDUCTION and each.phase == phase]
+        return sum(math.prod(shape) for each in shapes for shape in each)
 
     def measure_new_shapes(self, bounds: list[int]) -> float:
         """Return which part of the convolutions' shapes in the window's second half its first half had not."""
-        halves: list[set[Any]] = [set(), set()]
-        for each in self.in_order:
-            if each.name == CONVOLUTION:
-                halves[each.start > bounds[(len(bounds) - 1) // 2]].add((*each.shapes[:2],))
-        return len(halves[1] - halves[0]) / len(halves[1]) if all(halves) else 0.0
+        middle, called = bounds[(len(bounds) - 1) // 2], [e for e in self.in_order if e.name == CONVOLUTION]
+        first, second = ({(*e.shapes[:2],) for e in called if (e.start > middle) == k} for k in (False, True))
+        return len(second - first) / len(second) if first and second else 0.0
 
     def list_rows(self) -> list[Facts]:
         """Return where the time went, the largest first: of kernels where there are any, else of operators."""

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import msgspec
@@ -19,7 +20,7 @@ from ladder.studies.kernelbench.cases import DTYPES, OPS, Case
 from stylegan_lite import losses
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.networks import Discriminator, Generator
-from tests.support import cuda_on_cpu, made_up_kernels
+from tests.support import cuda_on_cpu, made_up_kernels, nvidia_clone
 from tests.support.kernel_checks import assert_agrees
 from tests.support.small import SMALL
 
@@ -283,6 +284,19 @@ def test_plain_pytorch_stays_in_the_settings_precision(op, monkeypatch):
     y = case.plain()(**inputs)
     assert dtypes == {DTYPES[case.dtype]}
     torch.testing.assert_close(y, original(**inputs), rtol=0.1, atol=0.1)
+
+
+@nvidia_clone.needed
+@pytest.mark.parametrize(
+    "op", [op for op, entry in OPS.items() if op == "bias_act" or entry.function == "upfirdn2d"]
+)
+def test_nvidia_s_op_computes_the_same(op):
+    case = next(case for case in list_small("demod", ops=[op]) if case.op == op)
+    case = replace(case, dtype="fp32")
+    inputs = case.tensors("cpu")
+    with nvidia_clone.imported() as clone:
+        y = case.theirs(clone, "cpu")(**inputs)
+    torch.testing.assert_close(y.float(), case.reference()(**inputs), rtol=0.02, atol=0.02)
 
 
 def test_cuda_c_is_left_out_where_it_cannot_be_built(monkeypatch):

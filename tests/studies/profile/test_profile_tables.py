@@ -11,7 +11,7 @@ import torch
 
 import kernels
 from kernels.pointwise import bias_act
-from ladder.core.protocol import CYCLE_STEPS
+from ladder.core.protocol import CYCLE_STEPS, IN_ORDER
 from ladder.receipts import categories, kernel_families
 from ladder.studies.profile import measuring, record, study, tracing
 from ladder.studies.profile.tracing import Ran
@@ -102,7 +102,7 @@ def test_every_instant_belongs_to_one_category_so_their_sum_is_gpu_time() -> Non
 
 
 def test_phases_are_cut_by_the_clock_and_sum_to_all_work(traced: Any, unlabelled: list[Ran]) -> None:
-    rows = {row.name: row for row in measuring.list_phases(unlabelled, traced[0])}
+    rows = {row.name: row for row in measuring.list_phases(unlabelled, traced[0], IN_ORDER)}
     assert list(rows) == ["G_main", "D_main", "between phases"]
     assert 1000 * rows["D_main"].ms == pytest.approx(800) and rows["D_main"].runs == 1
     assert 1000 * rows["between phases"].ms == pytest.approx(60) and rows["between phases"].runs is None
@@ -218,7 +218,7 @@ def test_layers_and_phases_of_a_whole_step_come_from_the_eager_runs() -> None:
         (("G_main", "D_main"), [make_ran(name, 5, 10 * n) for n, name in enumerate("abacx")])
     ] * CYCLE_STEPS
     labelled = tracing.label_segments(eager, steps)
-    phases = {row.name: row.launches for row in measuring.list_phases(labelled, steps)}
+    phases = {row.name: row.launches for row in measuring.list_phases(labelled, steps, IN_ORDER)}
     assert phases == {"G_main": 2, "D_main": 2, "unknown": 1}
     rows = measuring.list_layers(labelled)
     assert {row.name: row.launches for row in rows} == {"G conv": 2, "D conv": 2, "unknown": 1}
@@ -472,7 +472,7 @@ def test_names_of_layers() -> None:
 def test_layers_of_compiled_code_get_no_hooks(mode: str, hooks: bool) -> None:
     blocks = torch.nn.ModuleDict({"mapping": torch.nn.Linear(1, 1)})
     work = SimpleNamespace(resolutions=[4])
-    step = SimpleNamespace(G=blocks, D=blocks, workload=work, recipe=SimpleNamespace(compile=mode))
+    step = SimpleNamespace(networks={"G": blocks}, workload=work, recipe=SimpleNamespace(compile=mode))
     with tracing.name_layers(step):
         assert bool(blocks["mapping"]._forward_hooks) is hooks
     assert not blocks["mapping"]._forward_hooks

@@ -6,13 +6,11 @@ import pytest
 import torch
 
 from ladder.core.errors import UserError
-from ladder.publish.export import drop_in
 from ladder.publish.validation import validate
-from ladder.studies.upstream import loops, record, source, step, study
+from ladder.studies.upstream import loops, record, source, step
 from tests.studies.upstream import test_upstream, test_upstream_patched
 from tests.support import servers
 from tests.support.commands import refused
-from tests.support.drop_in_cases import ORIGIN
 
 kept, kept_servers, plain_ops = test_upstream.kept, servers.kept_servers, test_upstream_patched.plain_ops
 pytestmark = pytest.mark.usefixtures("kept_servers")
@@ -210,16 +208,6 @@ def test_without_parity_of_every_phase_there_is_no_number(finished):
     data["observed"][record.ERRORS]["errors"]["D_main"]["patched"] = 0.5
     program = test_upstream_patched.derive(data).programs["patched"]
     assert program.status == "failed: parity" and "D_main: error" in program.reason
-
-
-def test_the_patched_copy_has_its_networks_and_its_command_line(clone, tmp_path):
-    facts = record.Source(source.networks_of(clone), source.digest_of(clone))
-    texts = drop_in.render_files(ORIGIN)
-    copy = study.copy_patched(study.Clone(clone, facts, texts, ""), tmp_path / "copy")
-    assert (copy / "train.py").is_file() and (copy / "R3GAN/Networks.py").is_file()
-    digest = source.digest_of(clone)
-    (clone / "R3GAN/Networks.py").write_text("")
-    assert source.digest_of(clone) != digest
 
 
 def test_what_r3gan_or_nvidia_alone_has_is_refused_for_the_other(clone, tmp_path):
