@@ -47,7 +47,7 @@ class Options(frame.Options):
     """The options of `ladder quality`."""
 
     rungs: Annotated[str | None, declare_option(
-        "Rungs to compare, each with all below it, or bugs. [default: the highest rung; all bugs]", metavar="A,B,...")] = None  # fmt: skip
+        "Rungs to compare, each with all below it; or bugs. [default: the highest; all]", metavar="A,B,...")] = None  # fmt: skip
     ladder: frame.Ladder = "full"
     seeds: Annotated[
         int, Meta(ge=2, le=100), declare_option("Trainings of each rung; the baseline has twice as many.")
@@ -266,8 +266,13 @@ ladder quality --bugs                          what finds a bug? Twenty are plan
         )  # fmt: skip
 
     def name_file(self, file: File) -> list[str]:
-        bugs = [BUGS, *options.split_names(file.options.by or "")] if file.options.bugs else []
-        return [*super().name_file(file), file.ladder or file.options.ladder, *bugs]
+        own = file.options
+        bugs = (
+            [BUGS, *options.split_names(own.by or ""), *options.split_names(own.rungs or "")]
+            if own.bugs
+            else []
+        )
+        return [*super().name_file(file), file.ladder or own.ladder, *bugs]
 
     def summarize(self, file: File) -> list[str]:
         if file.options.bugs:
