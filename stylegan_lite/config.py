@@ -200,7 +200,8 @@ class PairWorkload(_Config):
 
     `model` is (folder, file or module below it, function), with which the pair is made; `settings` are the function's
     arguments. `pair` is a digest of its source and settings. `sizes` are laid over the settings, where a study has the
-    pair in another batch or resolution; the digest is without them.
+    pair in another batch or resolution; the digest is without them. `repository` is (a copy of a commit, the working
+    tree that it is of) where `model` lies in the copy: then all of the user's code comes from it.
     """
 
     pair: str
@@ -211,6 +212,7 @@ class PairWorkload(_Config):
     data: str | None = None
     flips: bool = True
     sizes: dict | None = None
+    repository: list | None = None
 
     def _refuse_impossible(self, where: str) -> None:
         if self.batch < 1:

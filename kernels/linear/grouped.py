@@ -14,9 +14,10 @@ belongs to three rows of y, whose sums are in registers. It is read once.
 
 The gradient of x is the same map with the taps turned round and the roles of the channels exchanged. The gradient of
 the weight correlates: x^T @ g sums over all pairs what each entry of T gets, and each tap adds up its two entries. A
-program keeps three rows of g while it walks. Its sums are one row of partial sums, added up in a fixed order.
+row of x meets three rows of g. A program's sums are one row of partial sums, added up in a fixed order.
 """
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -33,24 +34,26 @@ GROUPS = (8, 16, 32)  # channels of a group
 DTYPES = (torch.bfloat16, torch.float16)
 LEAST = (3, 4)  # Triton
 # Arguments whose values do not make Triton compile a kernel anew; C does
-COUNTS = ["N", "H", "W", "pairs", "strips", "rows", "w_o", "w_i", "w_y", "w_x"]
+COUNTS = ["N", "H", "W", "pairs", "strips", "rows", "tiles", "step", "w_o", "w_i", "w_y", "w_x"]
 
 
 class Config(NamedTuple):
     """The way to cover an image."""
 
     pairs: int  # of columns, side by side: the product's height
-    rows: int  # that a program walks at most; two more are read
+    rows: int  # that a program walks down at most
     warps: int
     stages: int  # rows on their way through shared memory; 1: `ahead` counts
     ahead: bool = False  # the next row is on its way in registers
     step: int = 1  # rows of a turn of the loop; with three the sums need not move from register to register
+    span: int = 1  # groups side by side, as one group whose weights between different groups are zero
+    per_sm: int = 1  # of programs that sum: each walks down several tiles
 
 
 # By the map
 CONFIGS = {
-    "convolve": Config(pairs=64, rows=64, warps=4, stages=3),
-    "correlate": Config(pairs=64, rows=64, warps=4, stages=1, ahead=True),
+    "convolve": Config(pairs=64, rows=64, warps=4, stages=4),
+    "correlate": Config(pairs=64, rows=256, warps=4, stages=2, step=3, per_sm=2),
 }
 
 
@@ -93,29 +96,31 @@ else:
 
 
 @triton.jit
-def columns_of(m, N, H, W, C, pairs, group, BEFORE: tl.constexpr, PIXELS: tl.constexpr, GROUP: tl.constexpr):
+def columns_of(m, N, H, W, C, pairs, span, BEFORE: tl.constexpr, PIXELS: tl.constexpr, WIDE: tl.constexpr):
     """Return where PIXELS pixels of pairs m [BLOCK, 1] lie in the first row, int64, and which of them exist.
 
-    Both are [BLOCK, PIXELS * GROUP]. The first pixel is BEFORE to the left of the pair.
+    Both are [BLOCK, PIXELS * WIDE], for WIDE channels. The first pixel is BEFORE to the left of the pair.
     """
-    k = tl.arange(0, PIXELS * GROUP)[None, :]
+    k = tl.arange(0, PIXELS * WIDE)[None, :]
     n = m // pairs
-    column = (m - n * pairs) * 2 + k // GROUP - BEFORE
-    at = n.to(tl.int64) * H * W * C + (column * C + group * GROUP + k % GROUP)
+    column = (m - n * pairs) * 2 + k // WIDE - BEFORE
+    at = n.to(tl.int64) * H * W * C + (column * C + span * WIDE + k % WIDE)
     return at, (n < N) & (column >= 0) & (column < W)
 
 
 @triton.jit
-def band(w, ky: tl.constexpr, w_o, w_i, w_y, w_x, FLIP: tl.constexpr, GROUP: tl.constexpr):
-    """Return T [4 * GROUP, 2 * GROUP] of the row of taps ky."""
-    k = tl.arange(0, 4 * GROUP)[:, None]
-    o = tl.arange(0, 2 * GROUP)[None, :]
-    tap = k // GROUP - o // GROUP
-    there = (tap >= 0) & (tap < 3)
+def band(
+    w, ky: tl.constexpr, w_o, w_i, w_y, w_x, FLIP: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr
+):
+    """Return T [4 * WIDE, 2 * WIDE] of the row of taps ky."""
+    k = tl.arange(0, 4 * WIDE)[:, None]
+    o = tl.arange(0, 2 * WIDE)[None, :]
+    tap = k // WIDE - o // WIDE
+    there = (tap >= 0) & (tap < 3) & (k % WIDE // GROUP == o % WIDE // GROUP)
     if FLIP:  # from the channels of y to those of x
-        at = (k % GROUP) * w_o + (o % GROUP) * w_i + (2 - ky) * w_y + (2 - tap) * w_x
+        at = (k % WIDE) * w_o + (o % GROUP) * w_i + (2 - ky) * w_y + (2 - tap) * w_x
     else:
-        at = (o % GROUP) * w_o + (k % GROUP) * w_i + ky * w_y + tap * w_x
+        at = (o % WIDE) * w_o + (k % GROUP) * w_i + ky * w_y + tap * w_x
     return tl.load(w + at, there, 0.0)
 
 
@@ -126,14 +131,14 @@ def fetch(x, at, inside, r, H, width):
 
 
 @triton.jit
-def my_part(pairs, C, strips, rows, H, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """Return this program's group, pairs [BLOCK, 1], and its rows from `first` to `last`. Groups follow one another."""
-    groups = C // GROUP
-    group = tl.program_id(0) % groups
-    part = tl.program_id(0) // groups
-    first = (part % strips) * rows
-    m = (part // strips) * BLOCK + tl.arange(0, BLOCK)[:, None]
-    return group, m, first, tl.minimum(first + rows, H)
+def store_sums(to, sums, ky: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr):
+    """Store sums [4 * WIDE, 2 * WIDE] of the row of taps ky, inside of groups, into [.., 3, 4, GROUP, 2, GROUP]."""
+    k = tl.arange(0, 4 * WIDE)[:, None]
+    o = tl.arange(0, 2 * WIDE)[None, :]
+    group = k % WIDE // GROUP
+    row = (group * 12 + ky * 4 + k // WIDE) * GROUP + k % GROUP
+    at = row * 2 * GROUP + o // WIDE * GROUP + o % GROUP
+    tl.store(to + at, sums, group == o % WIDE // GROUP)
 
 
 # ---- kernels -----------------------------------------------------------------------------------------------------
@@ -142,20 +147,25 @@ def my_part(pairs, C, strips, rows, H, BLOCK: tl.constexpr, GROUP: tl.constexpr)
 @triton.jit(do_not_specialize=COUNTS)
 def grouped_conv_kernel(
     x, w, y, N, H, W, C, pairs, strips, rows, w_o, w_i, w_y, w_x,
-    FLIP: tl.constexpr, GROUP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    AHEAD: tl.constexpr, STEP: tl.constexpr, DEPENDENT: tl.constexpr,
+    FLIP: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr, AHEAD: tl.constexpr, STEP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Compute y = conv(x, w), or with FLIP its adjoint, for images [N, H, W, C]."""
     after_previous(DEPENDENT)
-    group, m, first, last = my_part(pairs, C, strips, rows, H, BLOCK, GROUP)
+    WIDE: tl.constexpr = SPAN * GROUP
+    span = tl.program_id(0) % (C // WIDE)
+    part = tl.program_id(0) // (C // WIDE)
+    first = (part % strips) * rows
+    last = tl.minimum(first + rows, H)
+    m = (part // strips) * BLOCK + tl.arange(0, BLOCK)[:, None]
     width = tl.full([], 1, tl.int64) * W * C
-    at, inside = columns_of(m, N, H, W, C, pairs, group, 1, 4, GROUP)
-    to, kept = columns_of(m, N, H, W, C, pairs, group, 0, 2, GROUP)
-    w += group * GROUP * w_o
-    top = band(w, 0, w_o, w_i, w_y, w_x, FLIP, GROUP)
-    middle = band(w, 1, w_o, w_i, w_y, w_x, FLIP, GROUP)
-    bottom = band(w, 2, w_o, w_i, w_y, w_x, FLIP, GROUP)
-    none = tl.zeros([BLOCK, 2 * GROUP], ACC)
+    at, inside = columns_of(m, N, H, W, C, pairs, span, 1, 4, WIDE)
+    to, kept = columns_of(m, N, H, W, C, pairs, span, 0, 2, WIDE)
+    w += span * WIDE * w_o
+    top = band(w, 0, w_o, w_i, w_y, w_x, FLIP, GROUP, WIDE)
+    middle = band(w, 1, w_o, w_i, w_y, w_x, FLIP, GROUP, WIDE)
+    bottom = band(w, 2, w_o, w_i, w_y, w_x, FLIP, GROUP, WIDE)
+    none = tl.zeros([BLOCK, 2 * WIDE], ACC)
     above = none  # the sums of row r - 1 of y
     here = none  # of row r
     if AHEAD:
@@ -177,68 +187,63 @@ def grouped_conv_kernel(
 
 @triton.jit(do_not_specialize=COUNTS)
 def grouped_correlate_kernel(
-    g, x, partials, N, H, W, C, pairs, strips, rows,
-    GROUP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    AHEAD: tl.constexpr, STEP: tl.constexpr, DEPENDENT: tl.constexpr,
+    g, x, partials, N, H, W, C, pairs, strips, rows, tiles, step,
+    GROUP: tl.constexpr, SPAN: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr, AHEAD: tl.constexpr, STEP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Write this program's sums of g * x for each weight of its group into a row of partials [.., C, 3, 3, GROUP]."""
+    """Write this program's sums of g * x into partials [.., C / GROUP, 3, 4, GROUP, 2, GROUP], two for each weight."""
     after_previous(DEPENDENT)
-    group, m, first, last = my_part(pairs, C, strips, rows, H, BLOCK, GROUP)
+    WIDE: tl.constexpr = SPAN * GROUP
+    span = tl.program_id(0) % (C // WIDE)
+    part = tl.program_id(0) // (C // WIDE)
+    first = (part % strips) * rows
+    last = tl.minimum(first + rows, H)
     width = tl.full([], 1, tl.int64) * W * C
-    at, inside = columns_of(m, N, H, W, C, pairs, group, 1, 4, GROUP)
-    of, there = columns_of(m, N, H, W, C, pairs, group, 0, 2, GROUP)
-    top = tl.zeros([4 * GROUP, 2 * GROUP], ACC)
-    middle = tl.zeros([4 * GROUP, 2 * GROUP], ACC)
-    bottom = tl.zeros([4 * GROUP, 2 * GROUP], ACC)
-    if AHEAD:
-        above = fetch(g, of, there, first - 1, H, width)
-        here = fetch(g, of, there, first, H, width)
-        below = fetch(g, of, there, first + 1, H, width)
-        following = fetch(x, at, inside, first, last, width)
-    for start in tl.range(first, last, STEP, num_stages=STAGES):
-        for k in tl.static_range(STEP):
-            r = start + k
-            if AHEAD:
-                row = tl.trans(following)
-                following = fetch(x, at, inside, r + 1, last, width)
-                coming = fetch(g, of, there, r + 2, H, width)
-            else:
-                row = tl.trans(fetch(x, at, inside, r, last, width))
-                above = fetch(g, of, there, r - 1, H, width)
-                here = fetch(g, of, there, r, H, width)
-                below = fetch(g, of, there, r + 1, H, width)
-            top = product(row, below, top)
-            middle = product(row, here, middle)
-            bottom = product(row, above, bottom)
-            if AHEAD:
-                above = here
-                here = below
-                below = coming
-    part = (tl.program_id(0) // (C // GROUP)).to(tl.int64)
-    to = partials + (part * C + group * GROUP) * 9 * GROUP
-    store_taps(to, top, 0, GROUP)
-    store_taps(to, middle, 1, GROUP)
-    store_taps(to, bottom, 2, GROUP)
-
-
-@triton.jit
-def store_taps(to, sums, ky: tl.constexpr, GROUP: tl.constexpr):
-    """Store the sums of three taps, each of them two blocks of sums [4 * GROUP, 2 * GROUP]."""
-    tap = tl.arange(0, 4 * GROUP)[:, None] // GROUP - tl.arange(0, 2 * GROUP)[None, :] // GROUP
-    i = tl.arange(0, GROUP)[:, None]
-    o = tl.arange(0, GROUP)[None, :]
-    for kx in tl.static_range(3):
-        both = tl.reshape(tl.where(tap == kx, sums, 0.0), [4, GROUP, 2, GROUP])
-        tl.store(to + (o * 9 + ky * 3 + kx) * GROUP + i, tl.sum(tl.sum(both, 2), 0))
+    top = tl.zeros([4 * WIDE, 2 * WIDE], ACC)
+    middle = tl.zeros([4 * WIDE, 2 * WIDE], ACC)
+    bottom = tl.zeros([4 * WIDE, 2 * WIDE], ACC)
+    for tile in tl.range(part // strips, tiles, step):
+        m = tile * BLOCK + tl.arange(0, BLOCK)[:, None]
+        at, inside = columns_of(m, N, H, W, C, pairs, span, 1, 4, WIDE)
+        of, there = columns_of(m, N, H, W, C, pairs, span, 0, 2, WIDE)
+        if AHEAD:
+            above = fetch(g, of, there, first - 1, H, width)
+            here = fetch(g, of, there, first, H, width)
+            below = fetch(g, of, there, first + 1, H, width)
+            following = fetch(x, at, inside, first, last, width)
+        for start in tl.range(first, last, STEP, num_stages=STAGES):
+            for k in tl.static_range(STEP):
+                r = start + k
+                if AHEAD:
+                    row = tl.trans(following)
+                    following = fetch(x, at, inside, r + 1, last, width)
+                    coming = fetch(g, of, there, r + 2, H, width)
+                else:
+                    row = tl.trans(fetch(x, at, inside, r, last, width))
+                    above = fetch(g, of, there, r - 1, H, width)
+                    here = fetch(g, of, there, r, H, width)
+                    below = fetch(g, of, there, r + 1, H, width)
+                top = product(row, below, top)
+                middle = product(row, here, middle)
+                bottom = product(row, above, bottom)
+                if AHEAD:
+                    above = here
+                    here = below
+                    below = coming
+    to = partials + (part.to(tl.int64) * C + span * WIDE) * 24 * GROUP
+    store_sums(to, top, 0, GROUP, WIDE)
+    store_sums(to, middle, 1, GROUP, WIDE)
+    store_sums(to, bottom, 2, GROUP, WIDE)
 
 
 # ---- launches ----------------------------------------------------------------------------------------------------
 
 
 class Cover(NamedTuple):
-    """The parts of a batch of images: one for each program of a group."""
+    """The parts of a batch of images, one for each program of a span of groups."""
 
     parts: int
+    spans: int
     sizes: tuple[int, ...]  # kernel arguments: N, H, W, C, pairs, strips, rows
     options: dict
 
@@ -248,12 +253,21 @@ def cover(x: Tensor, group: int, op: str) -> Cover:
     config = CONFIGS[op]
     choices.note("grouped", op, config)
     samples, channels, height, width = x.shape
-    pairs = -(-width // 2)
+    span = math.gcd(channels // group, config.span)
+    pairs, spans = -(-width // 2), channels // (span * group)
     block = max(16, min(config.pairs, power_of_2(samples * pairs)))
+    tiles = -(-samples * pairs // block)
     strips = -(-height // config.rows)
     rows = -(-height // strips)
+    sizes: tuple[int, ...] = (samples, height, width, channels, pairs, strips, rows)
+    if op == "correlate":
+        wave = processor(x.device)[1] * config.per_sm
+        walk = -(-tiles // max(1, wave // (spans * strips)))  # tiles of a program
+        sizes += tiles, -(-tiles // walk)
+        tiles = sizes[-1]
     options = {
         "GROUP": group,
+        "SPAN": span,
         "ACC": tl_accumulator(x.dtype),
         "BLOCK": block,
         "STAGES": config.stages,
@@ -261,17 +275,15 @@ def cover(x: Tensor, group: int, op: str) -> Cover:
         "STEP": config.step,
         "num_warps": config.warps,
     }
-    sizes = (samples, height, width, channels, pairs, strips, rows)
-    return Cover(-(-samples * pairs // block) * strips, sizes, options)
+    return Cover(tiles * strips, spans, sizes, options)
 
 
 def convolve(x: Tensor, weight: Tensor, adjoint: bool = False) -> Tensor:
     """Compute the convolution of x [N, C, H, W] channels_last by weight [C, C / groups, 3, 3], or its adjoint."""
     y = torch.empty_like(x)
-    group = weight.shape[1]
-    c = cover(x, group, "convolve")
+    c = cover(x, weight.shape[1], "convolve")
     arguments = (x, weight, y, *c.sizes, *weight.stride())
-    launch_grid(grouped_conv_kernel, (c.parts * (x.shape[1] // group),), arguments, FLIP=adjoint, **c.options)
+    launch_grid(grouped_conv_kernel, (c.parts * c.spans,), arguments, FLIP=adjoint, **c.options)
     return y
 
 
@@ -279,11 +291,19 @@ def correlate(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Compute the weight's gradient, channels_last, for g and x [N, C, H, W] channels_last."""
     (channels, group), dtype = weight.shape[:2], accumulator(x.dtype)
     c = cover(x, group, "correlate")
-    shape = channels, 3, 3, group
-    out = x.new_empty(shape, dtype=dtype)
-    partials = out if c.parts == 1 else x.new_empty((c.parts, *shape), dtype=dtype)
-    arguments = (g, x, partials, *c.sizes)
-    launch_grid(grouped_correlate_kernel, (c.parts * (channels // group),), arguments, **c.options)
+    shape = (
+        channels // group,
+        3,
+        4,
+        group,
+        2,
+        group,
+    )  # groups, ky, pixels of x, channels, pixels of g, channels
+    sums = x.new_empty(shape, dtype=dtype)
+    partials = sums if c.parts == 1 else x.new_empty((c.parts, *shape), dtype=dtype)
+    launch_grid(grouped_correlate_kernel, (c.parts * c.spans,), (g, x, partials, *c.sizes), **c.options)
     if c.parts > 1:
-        add_up((None, partials, None), (None, out, None), (0, c.parts, 0), out.numel())
-    return out.permute(0, 3, 1, 2).to(weight.dtype)
+        add_up((None, partials, None), (None, sums, None), (0, c.parts, 0), sums.numel())
+    dw = weight.new_empty((channels // group, group, 3, 3, group))  # the weight's channels_last memory
+    torch.add(sums[:, :, :3, :, 0], sums[:, :, 1:, :, 1], out=dw.permute(0, 2, 3, 4, 1))
+    return dw.view(channels, 3, 3, group).permute(0, 3, 1, 2)

@@ -251,9 +251,9 @@ def forward(x, weight, bias, norm: Norm, dtype: torch.dtype, running: tuple = ()
         means, m2s = x.new_empty((2, t.rows, channels), dtype=acc)
         launch(moments_kernel, t, (x, None, None, means, m2s), x.dtype, 0)
         running_mean, running_var, momentum = running or (None, None, 0.0)
-        statistics = (means, m2s, mean, rstd, running_mean, running_var, norm.eps, momentum)
+        statistics = (means, m2s, mean, rstd, running_mean, running_var, momentum)
         facts = (channels, pixels, tiles, programs)
-        _join(join_groups_kernel, t, x, norm, *statistics, *facts, PIXELS=t.options["BLOCK_P"])
+        _join(join_groups_kernel, t, x, norm, *statistics, *facts, PIXELS=t.options["BLOCK_P"], EPS=norm.eps)
         _pass(norm_act_kernel, t, x, norm, x, weight, bias, mean, rstd, y)
     return y, mean, rstd
 
@@ -262,18 +262,20 @@ def backward(g, x, weight, bias, mean, rstd, norm: Norm, needs: Sequence[bool]):
     """Return dx, dweight and dbias (None where not needed) for the gradient g of y."""
     g, acc = dense_as(g, is_nhwc(x)), mean.dtype
     sums = x.new_zeros if not x.numel() else x.new_empty
-    dz, dz_h = sums((2, x.shape[0] if norm.groups else 1, x.shape[1]), dtype=acc)
+    both = sums((2, x.shape[0] if norm.groups else 1, x.shape[1]), dtype=acc)
     dx = torch.empty_like(x) if needs[0] else None
     if x.numel():
         t = _tiling(x, norm, "backward")
         rows = x.new_empty((2, t.rows, x.shape[1]), dtype=acc)
         _pass(norm_act_sums_kernel, t, x, norm, g, x, weight, bias, mean, rstd, *rows)
         means = mean.new_empty((2, *mean.shape))
-        _join(join_sums_kernel, t, x, norm, *rows, weight, dz, dz_h, *means, x.shape[1])
+        _join(join_sums_kernel, t, x, norm, *rows, weight, *both, *means, x.shape[1])
         if dx is not None:
             _pass(norm_act_grad_kernel, t, x, norm, g, x, weight, bias, mean, rstd, *means, dx)
-    dweight = dz_h.sum(0).to(weight.dtype) if needs[1] else None
-    return dx, dweight, dz.sum(0).to(bias.dtype) if needs[2] else None
+    if not (needs[1] or needs[2]):
+        return dx, None, None
+    dbias, dweight = both.sum(1) if norm.groups else both[:, 0]
+    return dx, dweight.to(weight.dtype) if needs[1] else None, dbias.to(bias.dtype) if needs[2] else None
 
 
 # ---- autograd ------------------------------------------------------------------------------------------------------
@@ -330,7 +332,8 @@ def _(x, weight, bias, groups, eps, silu, slope, dtype):
 )
 def norm_act_grad(g, x, weight, bias, mean, rstd, groups, eps, silu, slope, needs):
     norm = Norm(groups, eps, silu, slope)
-    return pick(backward(g, x, weight, bias, mean, rstd, norm, needs), needs)
+    dx, *rest = backward(g, x, weight, bias, mean, rstd, norm, needs)
+    return pick((dx, *(None if t is None else t.clone() for t in rest)), needs)
 
 
 @norm_act_grad.register_fake

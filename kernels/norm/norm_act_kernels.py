@@ -16,22 +16,15 @@ from .instance_norm_act_kernels import pixels_of
 
 @triton.jit
 def affine_act(h, w, b, SILU: tl.constexpr, SLOPE: tl.constexpr):
-    """Compute y = act(h * w + b). w and b may be None."""
-    if w is not None:
-        h = h * w
-    if b is not None:
-        h = h + b
+    """Compute y = act(h * w + b)."""
+    h = h * w + b
     return h * tl.sigmoid(h) if SILU else tl.where(h > 0, h, h * SLOPE)
 
 
 @triton.jit
 def affine_act_grad(g, h, w, b, SILU: tl.constexpr, SLOPE: tl.constexpr):
     """Compute dz from the gradient g of y = act(z), z = h * w + b."""
-    z = h
-    if w is not None:
-        z = z * w
-    if b is not None:
-        z = z + b
+    z = h * w + b
     if SILU:
         s = tl.sigmoid(z)
         return g * s * (1 + z * (1 - s))
@@ -43,9 +36,12 @@ def affine_act_grad(g, h, w, b, SILU: tl.constexpr, SLOPE: tl.constexpr):
 
 
 @triton.jit
-def of_channel(pointer, c, C, WHOLE: tl.constexpr, ACC: tl.constexpr):
-    """Load [1, BLOCK_C] of a tensor [C]; None stays None."""
-    return load(pointer + c, c < C, WHOLE, ACC) if pointer is not None else None
+def of_channel(pointer, c, C, WHOLE: tl.constexpr, ACC: tl.constexpr, NONE: tl.constexpr):
+    """Load [1, BLOCK_C] of a tensor [C]. In place of None there are numbers `NONE`."""
+    if pointer is not None:
+        return load(pointer + c, c < C, WHOLE, ACC)
+    else:
+        return tl.full(c.shape, NONE, ACC)
 
 
 @triton.jit
@@ -68,7 +64,7 @@ def norm_act_kernel(
         of_group(mean, n, c, C, groups, width, WHOLE, ACC),
         of_group(rstd, n, c, C, groups, width, WHOLE, ACC),
     )
-    w, b = of_channel(weight, c, C, WHOLE, ACC), of_channel(bias, c, C, WHOLE, ACC)
+    w, b = of_channel(weight, c, C, WHOLE, ACC, 1.0), of_channel(bias, c, C, WHOLE, ACC, 0.0)
     for tile in tl.range(first, end, programs, num_stages=STAGES):
         _, at, inside = tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P)
         h = (load(x + at + ij, inside, WHOLE, ACC) - mu) * r
@@ -91,7 +87,7 @@ def norm_act_sums_kernel(
         of_group(mean, n, c, C, groups, width, WHOLE, ACC),
         of_group(rstd, n, c, C, groups, width, WHOLE, ACC),
     )
-    w, b = of_channel(weight, c, C, WHOLE, ACC), of_channel(bias, c, C, WHOLE, ACC)
+    w, b = of_channel(weight, c, C, WHOLE, ACC, 1.0), of_channel(bias, c, C, WHOLE, ACC, 0.0)
     sum_dz = tl.zeros([BLOCK_P, BLOCK_C], ACC)
     sum_dz_h = tl.zeros([BLOCK_P, BLOCK_C], ACC)
     for tile in tl.range(first, end, programs, num_stages=STAGES):
@@ -124,7 +120,7 @@ def norm_act_grad_kernel(
         of_group(mean_dh, n, c, C, groups, width, WHOLE, ACC),
         of_group(mean_dh_h, n, c, C, groups, width, WHOLE, ACC),
     )
-    w, b = of_channel(weight, c, C, WHOLE, ACC), of_channel(bias, c, C, WHOLE, ACC)
+    w, b = of_channel(weight, c, C, WHOLE, ACC, 1.0), of_channel(bias, c, C, WHOLE, ACC, 0.0)
     for tile in tl.range(first, end, programs, num_stages=STAGES):
         _, at, inside = tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P)
         h = (load(x + at + ij, inside, WHOLE, ACC) - mu) * r
@@ -162,10 +158,10 @@ def total_of(values, GROUPED: tl.constexpr):
 
 @triton.jit
 def join_groups_kernel(
-    means, m2s, mean, rstd, running_mean, running_var, eps, momentum,
+    means, m2s, mean, rstd, running_mean, running_var, momentum,
     C, P, tiles, programs, rows, groups, width, size,
-    PIXELS: tl.constexpr, GROUPED: tl.constexpr, ACC: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    PIXELS: tl.constexpr, EPS: tl.constexpr, GROUPED: tl.constexpr, ACC: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Join the rows of moments of a group of `size` numbers by Chan's rule into its mean and rstd.
 
@@ -189,7 +185,7 @@ def join_groups_kernel(
     m2 = total_of(total, GROUPED)
     there = valid if not GROUPED else out >= 0
     tl.store(mean + out, joined, there)
-    tl.store(rstd + out, 1 / tl.sqrt(m2 / size + eps), there)
+    tl.store(rstd + out, 1 / tl.sqrt(m2 / size + EPS), there)
     if running_mean is not None:
         before = tl.load(running_mean + out, there, 0.0)
         tl.store(running_mean + out, before + (joined - before) * momentum, there)

@@ -25,6 +25,13 @@ class Model:
     place: list[str]
     settings: Plain
 
+    repository: list[str] | None = None  # as `stylegan_lite.config.PairWorkload` has it
+
+    def move(self, copy: Path, original: Path) -> Model:
+        """Return the pair of a commit, whose tree is in the folder `copy`; `original` is that of the repository."""
+        folder = copy / Path(self.place[0]).relative_to(original)
+        return Model([str(folder), *self.place[1:]], self.settings, [str(copy), str(original)])
+
     @property
     def name(self) -> str:
         """Return what results call it: its file or module."""
@@ -77,7 +84,8 @@ def describe_model(model: Model, pool: Pool, device: str, seed: int) -> tuple[st
 
     Raises UserError, one line with file and line of the user's code, for a pair that cannot be measured.
     """
-    reply = ask_worker(model, pool, "describe", device=device, seed=seed)
+    more = {"repository": model.repository} if model.repository else {}
+    reply = ask_worker(model, pool, "describe", device=device, seed=seed, **more)
     return model.name, reply["fields"] | {"data": None, "flips": True}, reply["facts"]
 
 
@@ -106,6 +114,13 @@ def resize(workload: Fields, sizes: Mapping[str, Any]) -> Fields:
         return {**workload, **sizes}
     changed: Any = {key: value for key, value in sizes.items() if value != workload[key]}
     return {**workload, **sizes, "sizes": changed}
+
+
+def place(workload: Fields, copy: Path, original: Path) -> Fields:
+    """Return a pair's workload at the commit whose tree is in the folder `copy`."""
+    values: Any = workload
+    moved = Model(values["model"], values["settings"]).move(copy, original)
+    return {**values, "pair": "", "model": moved.place, "repository": moved.repository}
 
 
 def refuse_fixed(job: Job, *names: str) -> None:

@@ -58,13 +58,15 @@ WAITS = {
 }
 
 
-def describe_pair(model: Sequence[str], settings: Plain, device: str, seed: int) -> Plain:
+def describe_pair(
+    model: Sequence[str], settings: Plain, device: str, seed: int, repository: list[str] | None = None
+) -> Plain:
     """Return what a pair is, and what its rungs depend on, as plain data.
 
     Raises ConfigError, one line with file and line of the user's code, for a pair that cannot be measured.
     """
     folder, where = model[0], f"{model[1]}:{model[2]}"
-    blank = PairWorkload(pair="", model=list(model), settings=dict(settings), batch=1)
+    blank = PairWorkload("", list(model), dict(settings), batch=1, repository=repository)
     torch.manual_seed(seed)
     pair, digest = loading.make_pair(blank)
     try:
@@ -80,6 +82,7 @@ def describe_pair(model: Sequence[str], settings: Plain, device: str, seed: int)
             "settings": dict(settings),
             "batch": batch,
             "resolution": resolution,
+            "repository": repository,
         }
         step = make_step(fields, {}, device=device, seed=seed)
         try:

@@ -28,7 +28,7 @@ from ladder.engine.forkserver import ForkServer, ServerEnded, name_signal, read_
 # Seconds without a word from a worker before it counts as hung. Generous: tuning and capturing take minutes
 # on some GPUs, and one 16-step cycle of the article's workload takes many on a CPU.
 TIMEOUTS = {
-    **dict.fromkeys(("import", "join", "build"), 300.0),
+    **dict.fromkeys(("import", "join", "identify", "build"), 300.0),
     **dict.fromkeys(
         ("describe", "prepare", "visit", "begin", "cycle", "finish", "profile", "host", "prove"), 900.0
     ),

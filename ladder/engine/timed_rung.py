@@ -93,13 +93,15 @@ class Rung:
         self.refuse_foreign()
         return {"start_s": time.perf_counter() - begin}
 
-    def do_describe(self, model: list[str], settings: dict, device: str, seed: int) -> Plain:
+    def do_describe(
+        self, model: list[str], settings: dict, device: str, seed: int, repository: list[str] | None = None
+    ) -> Plain:
         """Return what a user's pair is, or one line why it cannot be measured (`ladder.engine.pair`)."""
         from ladder.engine import pair
         from stylegan_lite.config import ConfigError
 
         try:
-            return {"problem": None, **pair.describe_pair(model, settings, device, seed)}
+            return {"problem": None, **pair.describe_pair(model, settings, device, seed, repository)}
         except ConfigError as error:
             return {"problem": str(error)}
 

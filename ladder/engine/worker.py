@@ -8,7 +8,7 @@ commands send `{"progress": ...}` lines before it, which feed the watchdog.
 |---|---|---|
 | import | torch: bool | start_s |
 | join | rank, ranks, folder, device | gpu_uuid; the process is a rank of a group from then on |
-| describe | model, settings, device, seed | problem, fields, facts of a user's pair: `ladder.engine.pair` |
+| describe | model, settings, device, seed, repository | problem, fields, facts of a user's pair: `ladder.engine.pair` |
 | identify | model, settings | problem, pair: the digest of a user's pair |
 | build | workload, recipe, device, seed, and options: see `Rung.do_build` | recipe, settings, build_s, gpu_uuid |
 | prepare | | prepare_s, capture_s, the memory so far, and parts that the measured code reports: warmup_s, ... |

@@ -17,6 +17,7 @@ OF_CODE = (
     "model",
     "settings",
     "sizes",
+    "repository",
 )  # of a user's pair: never stored; its digest and sizes stand for them
 _NOT_CONTENT = ("name", "data", *OF_CODE)
 

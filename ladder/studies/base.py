@@ -232,6 +232,16 @@ class Study(Generic[P, C, O]):
         """Return whether a workload's images are prepared."""
         return self.uses_images and bool(workload["resolution"])
 
+    def describe_model(self, model: Any, pool: Any, device: str, options: P) -> tuple[str, Fields, Any]:
+        """Return name, workload and facts of a user's pair (`ladder.engine.models`). Raises UserError."""
+        from ladder.engine import models
+
+        return models.describe_model(model, pool, device, getattr(options, "seed", 0))
+
+    def restore_options(self, file: StudyFile[P, C, O]) -> P:
+        """Return the options of a file that is resumed."""
+        return file.options
+
     def list_cases(self, job: Job, file: StudyFile[P, C, O] | None) -> dict[str, C]:
         """Return all cases by key. A study that decides by what it saw is called again after each observation."""
         return self.plan_cases(job) if file is None or not file.cases else file.cases

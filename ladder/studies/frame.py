@@ -319,8 +319,7 @@ def resolve_job(study: AnyStudy, options: Any, request: Request, machine: dict[s
     if study.uses_workload:
         if model := models.read_request(request.model, request.settings, request.workload):
             with Pool() as pool:
-                seed = getattr(options, "seed", 0)
-                name, workload, facts = models.describe_model(model, pool, device, seed)
+                name, workload, facts = study.describe_model(model, pool, device, options)
             models.refuse_idle_data(request.data, workload)
         else:
             name, workload = study.load_workload(options, request.workload, device)
@@ -473,7 +472,7 @@ def run_request(study: AnyStudy, options: Any, request: Request) -> int:
             if name not in study.extendable and stored != value:
                 raise UserError(f"{request.resume}: --resume: that run has another {name}: leave it out")
         more = {name: given[name] for name in (*study.extendable, "ladder") if name in given}
-        options = structs.replace(file.options, **more)
+        options = structs.replace(study.restore_options(file), **more)
         workload = request.workload
         if request.model is None:
             stored = file.workload or {}

@@ -23,6 +23,7 @@ from typing import Any
 from stylegan_lite.config import ConfigError, PairWorkload
 from stylegan_lite.step.pair import Input
 
+HERE = Path(__file__).resolve().parents[2]
 OURS = ("kernels", "stylegan_lite", "ladder", "benches", "tests")
 
 
@@ -65,6 +66,8 @@ def make_pair(workload: PairWorkload) -> tuple[Any, str]:
     since the run began is refused.
     """
     folder, target, function = workload.model
+    if workload.repository:
+        prefer_copy(*workload.repository)
     module = import_model(folder, target)
     shown = f"{target}:{function}"
     make = getattr(module, function, None)
@@ -82,10 +85,51 @@ def make_pair(workload: PairWorkload) -> tuple[Any, str]:
     if workload.sizes and (got := measure_sizes(pair)) != (workload.batch, workload.resolution):
         asked = ", ".join(f"{key}={value}" for key, value in workload.sizes.items())
         raise ConfigError(f"{shown}: with {asked} its batch is {got[0]}, its images' resolution {got[1]}")
-    digest = digest_source(folder, workload.model, workload.settings)
+    if workload.repository:
+        refuse_others(module, *workload.repository)
+    home = workload.repository[0] if workload.repository else folder
+    digest = digest_source(home, workload.model, workload.settings)
     if workload.pair and workload.pair != digest:
         raise ConfigError(f"{target}: the source has changed since the run began; start a new one")
     return pair, digest
+
+
+def make_workload(model: str, **settings: Any) -> dict[str, Any]:
+    """Return the workload of a pair for `stylegan_lite.make_step`, for benchmarks outside of this project's commands.
+
+    Args:
+        model: FILE.py or package.module:function, below the working folder or installed.
+        settings: arguments of the function.
+
+    Raises ConfigError as `make_pair` does.
+    """
+    place = find_model(model, Path.cwd())
+    pair, digest = make_pair(PairWorkload("", place, settings, batch=1))
+    batch, resolution = measure_sizes(pair)
+    sizes = {"batch": batch, "resolution": resolution}
+    return {"pair": digest, "model": place, "settings": settings, **sizes}
+
+
+def prefer_copy(copy: str, original: str) -> None:
+    """Let imports find a copy of a repository before its working tree, whose folders may be on the path."""
+    inside = [Path(each).resolve() for each in sys.path if each]
+    mirrored = [
+        str(Path(copy) / each.relative_to(original))
+        for each in inside
+        if each.is_relative_to(original) and "site-packages" not in each.parts
+    ]
+    sys.path[:0] = [*mirrored, *(str(each) for each in (Path(copy) / "src", Path(copy)) if each.is_dir())]
+
+
+def refuse_others(module: ModuleType, copy: str, original: str) -> None:
+    """Raise ConfigError if the user's module, or another of the repository, was imported from elsewhere."""
+    if not Path(module.__file__ or "/").resolve().is_relative_to(Path(copy).resolve()):
+        raise ConfigError(
+            f"{module.__name__} is not in the repository of this folder, whose commits are measured"
+        )
+    if other := next(iter(list_sources(original)), None):
+        where = "put its folder on PYTHONPATH, so that the commit's is found"
+        raise ConfigError(f"{other} was imported from the working tree and not from the commit: {where}")
 
 
 def measure_sizes(pair: Any) -> tuple[int, int | None]:
@@ -149,11 +193,15 @@ def list_sources(folder: str) -> dict[str, Path]:
         if not file or not file.endswith(".py") or not os.path.isabs(file) or not os.path.isfile(file):
             continue  # torch has modules with a made-up file
         path = Path(file).resolve()
-        if path.is_relative_to(home) and "site-packages" not in path.parts:
-            name = path.relative_to(home).as_posix()
-            if name.split("/")[0] not in OURS:
-                found[name] = path
+        if path.is_relative_to(home) and is_of_user(path):
+            found[path.relative_to(home).as_posix()] = path
     return found
+
+
+def is_of_user(path: Path) -> bool:
+    """Return whether a file is neither installed nor of this project."""
+    ours = path.is_relative_to(HERE) and path.relative_to(HERE).parts[0] in OURS
+    return not ours and "site-packages" not in path.parts
 
 
 def digest_source(folder: str, model: list[str], settings: Mapping[str, Any]) -> str:
@@ -161,7 +209,7 @@ def digest_source(folder: str, model: list[str], settings: Mapping[str, Any]) ->
     whole = hashlib.sha256(json.dumps([model[1:], dict(settings)], sort_keys=True, default=str).encode())
     sources = list_sources(folder)
     if model[1].endswith(".py"):
-        sources[model[1]] = Path(folder) / model[1]
+        sources[model[1]] = Path(model[0]) / model[1]
     else:  # an installed package lies elsewhere
         package = model[1].split(".")[0]
         for name, module in list(sys.modules.items()):
@@ -190,9 +238,8 @@ def find_line(frames: Any, folder: str) -> str:
         path = Path(frame.filename)
         if not path.is_absolute() or not path.resolve().is_relative_to(folder):
             continue
-        name = path.resolve().relative_to(folder).as_posix()
-        if "site-packages" not in path.parts and name.split("/")[0] not in OURS:
-            return f"{name}:{frame.lineno}: "
+        if is_of_user(path.resolve()):
+            return f"{path.resolve().relative_to(folder).as_posix()}:{frame.lineno}: "
     return ""
 
 

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ladder.core.git import clean_environment
+from tests.studies.test_studies_of_pairs import PAIR
+from tests.support.repositories import commit_all, git
+
 ROOT = Path(__file__).resolve().parents[2]
 TINY = {
     "dcgan": ("width=4", "batch=4", "z_dim=8"),
@@ -88,3 +92,28 @@ def test_a_pair_is_shown_with_the_rungs_that_apply():
 def test_a_request_that_cannot_be_is_refused_in_one_line(arguments, words):
     done = ladder("run", *arguments)
     assert done.returncode == 2 and words in done.stderr.strip().splitlines()[-1], done.stderr
+
+
+def test_the_benchmark_of_the_page_runs_in_a_repository_of_the_users_own(tmp_path):
+    page = (ROOT / "docs" / "your-pair.md").read_text(encoding="utf-8")
+    (block,) = (each for each in page.split("```python\n") if each.startswith('"""Seconds of a step'))
+    (folder := tmp_path / "their_benchmarks").mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "bench_step.py").write_text(block.partition("```")[0])
+    (folder / "my_pair.py").write_text(PAIR)
+    config = {"version": 1, "project": "theirs", "repo": ".", "branches": ["main"]}
+    config |= {"benchmark_dir": folder.name, "environment_type": "existing", "pythons": ["same"]}
+    (tmp_path / "asv.conf.json").write_text(json.dumps(config))
+    git(tmp_path, "init", "-qb", "main")
+    commit = commit_all(tmp_path, "one")
+    machine = ["machine", "--yes", "--machine", "here"]
+    measure = ["run", "--python=same", "--quick", "--machine", "here", "--set-commit-hash", commit]
+    for command in (machine, measure):
+        done = subprocess.run(
+            [sys.executable, "-m", "asv", *command], cwd=tmp_path, capture_output=True, text=True, timeout=500,
+            env=clean_environment() | {"ASV_PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = (tmp_path / "results" / "here").glob(f"{commit[:8]}-*.json")
+    (values, recipes, *_) = json.loads(result.read_text())["results"]["bench_step.Step.track_step"]
+    assert recipes == [["'baseline'", "'best'"]] and all(0 < seconds < 60 for seconds in values)

@@ -256,11 +256,10 @@ def test_planted_bugs_are_listed_with_what_finds_each(
     assert "3 of 3 planted bugs are found" in result.stdout
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in bugs.PATCHES if name not in ("fp16_without_scale", *LATER)]
-)
+@pytest.mark.parametrize("name", [name for name in bugs.PATCHES if name not in LATER])
 def test_a_planted_bug_is_found_in_the_step_itself(name: str, references: Path) -> None:
     recipe = {"channels_last": True, "precision": "bf16", "set_to_none": True}
+    recipe |= beside.load_beside(quality.BUGS).entries[name].change
     step = small(recipe, resolution=8)
     bugs.apply(step, name)
     problem = checked(step, references)["reason"]

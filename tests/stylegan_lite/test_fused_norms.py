@@ -18,6 +18,7 @@ from ladder.receipts.evidence import gather_evidence
 from stylegan_lite import ConfigError, Recipe, make_step
 from stylegan_lite.step.fused import BATCH_NORMS, GROUP_NORMS, FusedNorms, GroupedSpectral, GroupedWeights
 from stylegan_lite.step.loading import find_model
+from tests.kernels.opcases import DEVICE
 
 torch.set_num_threads(1)
 KINDS = (*GROUP_NORMS, *BATCH_NORMS)
@@ -70,14 +71,19 @@ def results(net, x, around, penalty=True):
 def nets():
     """A network, its copy with fused norms, those norms, and an input."""
     torch.manual_seed(0)
-    plain = Net().double()
+    plain = Net().to(DEVICE, torch.float64)
     for parameter in plain.parameters():
         nn.init.normal_(parameter)
     fused = copy.deepcopy(plain)
     fused.norms = dict(
         zip([m for m in fused.modules() if m in fused.norms], fused.norms.values(), strict=False)
     )
-    return plain, fused, FusedNorms([fused], KINDS), torch.randn(3, 4, 2, 3, dtype=torch.float64)
+    return (
+        plain,
+        fused,
+        FusedNorms([fused], KINDS),
+        torch.randn(3, 4, 2, 3, dtype=torch.float64, device=DEVICE),
+    )
 
 
 def test_only_an_activation_that_alone_reads_a_norm_joins_it(nets):
@@ -119,8 +125,8 @@ def test_outside_a_loss_and_in_evaluation_norms_are_pytorchs(nets):
 
 def test_a_block_that_runs_again_in_backward_computes_the_same():
     torch.manual_seed(0)
-    block = nn.Sequential(nn.GroupNorm(2, 4), nn.SiLU(), nn.Conv2d(4, 4, 1)).double()
-    norms, x = FusedNorms([block], KINDS), torch.randn(2, 4, 3, 3, dtype=torch.float64)
+    block = nn.Sequential(nn.GroupNorm(2, 4), nn.SiLU(), nn.Conv2d(4, 4, 1)).to(DEVICE, torch.float64)
+    norms, x = FusedNorms([block], KINDS), torch.randn(2, 4, 3, 3, dtype=torch.float64, device=DEVICE)
     norms.observe("G", lambda: block(x))
     with norms.running("G"):
         plain = block(x).square().sum()
@@ -136,7 +142,7 @@ def test_a_block_that_runs_again_in_backward_computes_the_same():
 
 
 def test_a_run_that_reads_a_norm_otherwise_than_before_is_an_error():
-    norm, x = nn.GroupNorm(2, 4), torch.randn(2, 4, 3, 3)
+    norm, x = nn.GroupNorm(2, 4).to(DEVICE), torch.randn(2, 4, 3, 3, device=DEVICE)
     norms = FusedNorms([norm], KINDS)
     norms.observe("G", lambda: F.silu(norm(x)))
     with pytest.raises(RuntimeError, match="read by mul here"), norms.running("G"):
@@ -160,12 +166,12 @@ def make_layers():
         parametrizations.weight_norm(nn.Conv1d(3, 2, 1), dim=1),  # left alone
         nn.Flatten(),
         parametrizations.weight_norm(nn.Linear(8, 2)),
-    ).double()
+    ).to(DEVICE, torch.float64)
 
 
 def test_weights_of_all_layers_are_made_together_and_are_pytorchs():
     plain, net, unused = make_layers(), make_layers(), make_layers().requires_grad_(False)
-    grouped, x = GroupedWeights([net, unused]), torch.randn(2, 2, 8, dtype=torch.float64)
+    grouped, x = GroupedWeights([net, unused]), torch.randn(2, 2, 8, dtype=torch.float64, device=DEVICE)
     net(x)
     grouped.note("G")
     assert [len(layers) for layers in grouped.used["G"]] == [3]  # nothing of what the loss does not read
@@ -185,15 +191,15 @@ def test_weights_of_all_layers_are_made_together_and_are_pytorchs():
 def make_spectral():
     torch.manual_seed(0)
     layers = [nn.Conv2d(2, 4, 3), nn.Conv2d(4, 3, 1), nn.Flatten(), nn.Linear(12, 2)]
-    return nn.Sequential(
-        *(spectral_norm(each) if hasattr(each, "weight") else each for each in layers)
-    ).double()
+    return nn.Sequential(*(spectral_norm(each) if hasattr(each, "weight") else each for each in layers)).to(
+        DEVICE, torch.float64
+    )
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_spectral_norms_of_a_network_iterate_together_at_each_pass(layout):
     plain, net = (make_spectral().to(memory_format=layout) for _ in range(2))
-    grouped, x = GroupedSpectral([net]), torch.randn(2, 2, 4, 4, dtype=torch.float64)
+    grouped, x = GroupedSpectral([net]), torch.randn(2, 2, 4, 4, dtype=torch.float64, device=DEVICE)
     net(x), net(-x), net[0].weight  # the first layer reads its weight once more
     grouped.note("D")
     assert [len(group) for group in grouped.groups["D"]] == [2, 1]
@@ -275,7 +281,7 @@ def test_the_rungs_apply_to_a_pair_that_has_their_modules(description):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_all_of_them_agree_with_the_reference_and_earn_their_receipts(description, precision, tmp_path):
     recipe = {"precision": precision, **dict.fromkeys(RUNGS.values(), True)}
-    step = make_step(description["fields"], recipe, device="cpu")
+    step = make_step(description["fields"], recipe, device=DEVICE)
     step.keep_gradients = True
     step.prepare()
     found = parity.check_step(step, cache=tmp_path)
@@ -286,7 +292,7 @@ def test_all_of_them_agree_with_the_reference_and_earn_their_receipts(descriptio
 
 
 def test_a_step_without_them_earns_none_of_the_receipts(description):
-    step = make_step(description["fields"], {}, device="cpu")
+    step = make_step(description["fields"], {}, device=DEVICE)
     step.prepare()
     issued = receipts.issue(RUNGS, gather_evidence(step))
     assert not any(each["engaged"] for each in issued.values()), issued

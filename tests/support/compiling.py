@@ -82,9 +82,10 @@ def run_norms(x) -> None:
     running = torch.zeros(c), torch.zeros(c), 0.1
     for y in (
         kernels.group_norm_act(inputs[0], 32, *inputs[1:], silu=True),
+        kernels.group_norm_act(inputs[0], 32, slope=0.2),
         kernels.batch_norm_act(*inputs, running=running, slope=0.2),
     ):
-        torch.autograd.grad(y, inputs, torch.zeros_like(y))
+        torch.autograd.grad(y, inputs, torch.zeros_like(y), allow_unused=True)
     vs = [torch.zeros(c, 3, 7, requires_grad=True), torch.zeros(c, c, 3, 3, requires_grad=True)]
     gs = [torch.zeros(c, 1, 1, requires_grad=True), torch.zeros(c, 1, 1, 1, requires_grad=True)]
     ws = kernels.weight_norm(vs, gs, dtype=x.dtype)

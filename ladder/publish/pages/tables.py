@@ -14,7 +14,7 @@ from typing import Any
 
 from ladder.core.errors import UserError
 from ladder.core.text import escape_markdown, fine_factor, format_factor, format_ms
-from ladder.plan import modes
+from ladder.plan import beside, modes
 from ladder.publish import gallery
 from ladder.publish.gallery import ARTICLE, FULL
 from ladder.publish.pages.committed import Committed
@@ -416,18 +416,18 @@ def render_quality(committed: Committed) -> str:
 
 
 def render_bugs(committed: Committed) -> str:
-    """Return what finds each planted bug, from all files that tried it."""
-    found: dict[str, quality.Bug] = {}
-    files = list_qualities(committed, bugs=True)
+    """Return what finds each planted bug, from all files that tried it, and how many are found."""
+    if not (files := list_qualities(committed, bugs=True)):
+        return describe_absence("ladder quality --bugs")
+    found = {name: quality.Bug(name=name) for name in beside.load_beside(quality.BUGS).names}
     for _, file in files:
-        for bug in quality.derive_bugs(file):
-            found[bug.name] = quality.join_bugs(found[bug.name], bug) if bug.name in found else bug
-    sources = [link(file.machine.gpu or file.machine.cpu, path) for path, file in files]
-    return (
-        render(quality.tabulate_bugs([*found.values()]), sources)
-        if found
-        else describe_absence("ladder quality --bugs")
+        found |= {bug.name: quality.join_bugs(found[bug.name], bug) for bug in quality.derive_bugs(file)}
+    bugs = [*found.values()]
+    count = (
+        f"{sum(bug.is_found for bug in bugs[1:])} of {len(bugs) - 1} are found; an empty cell was not tried."
     )
+    sources = [link(file.machine.gpu or file.machine.cpu, path) for path, file in files]
+    return f"{count}\n\n{render(quality.tabulate_bugs(bugs), sources)}"
 
 
 def render_trained(committed: Committed) -> str:

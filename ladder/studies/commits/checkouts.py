@@ -1,7 +1,8 @@
 """Two commits' measured packages in folders of their own, for as long as they are measured.
 
 Only `kernels/` and `stylegan_lite/` are taken from a commit, as a tree without git. The timing code comes from the
-working tree. A killed run leaves no worktree registered, only a temporary folder of the system.
+working tree. Of a user's repository the whole tree is taken. A killed run leaves no worktree registered, only a
+temporary folder of the system.
 """
 
 from __future__ import annotations
@@ -38,14 +39,26 @@ def read_hashes(commit: str, root: Path = ROOT) -> dict[str, str]:
     return {name: digest[:16] for *_, digest, name in rows}
 
 
+def find_repository(folder: Path) -> Path:
+    """Return the top folder of the git repository that holds a user's pair. Raises `UserError`."""
+    try:
+        return Path(git.read_output(folder, "rev-parse", "--show-toplevel")).resolve()
+    except UserError as error:
+        raise UserError(f"--model: two commits of its repository are measured: {error}") from None
+
+
 @contextlib.contextmanager
-def checked_out(commits: list[str], root: Path = ROOT) -> Iterator[list[Path]]:
-    """Yield a folder for each commit, in order, and remove the folders at the end. Raises `UserError`."""
+def checked_out(commits: list[str], root: Path = ROOT, whole: bool = False) -> Iterator[list[Path]]:
+    """Yield a folder for each commit, in order, and remove the folders at the end. Raises `UserError`.
+
+    `whole`: all of the commit, not the measured packages alone.
+    """
     with tempfile.TemporaryDirectory(prefix="ladder-compare-") as folder:
         places = [Path(folder) / f"code-{number}" for number in range(len(commits))]
         for commit, place in zip(commits, places, strict=True):
             place.mkdir()
             packages = git.read_output(root, "ls-tree", "-d", "--name-only", commit, *PACKAGES).splitlines()
+            packages = ["."] if whole else packages
             if packages:  # else the worker finds nothing to measure
                 archive = git.read_bytes(root, *git.LF, "archive", "--format=tar", commit, "--", *packages)
                 with tarfile.open(fileobj=io.BytesIO(archive)) as tar:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec.structs import replace
@@ -21,7 +23,8 @@ from ladder.core import options as shared
 from ladder.core.errors import UserError
 from ladder.core.job import Job
 from ladder.core.paths import ROOT
-from ladder.core.records import read_record, write_record
+from ladder.core.records import Fields, read_record, write_record
+from ladder.engine import models
 from ladder.machine import neighbours
 from ladder.report import output, tables, tiles
 from ladder.results import identity, parts
@@ -57,6 +60,9 @@ class CommitsStudy(Study[Options, Case, Observed]):
     are judged apart, and the last line says which of them is slower. Only kernels/ and stylegan_lite/ come from the
     commits; the measuring code is that of the working tree. `ladder compare` compares two stored results instead.
 
+    With --model the commits are those of the repository that holds the pair: its file and all that it imports from
+    there come from them, and this project's code is the same for both.
+
     Exit status: 0 if HEAD is as fast, faster or undecided. 1 if HEAD is slower, or fails where BASE runs. 2 if the
     request is impossible or nothing was measured. 130 if interrupted.
     """
@@ -64,8 +70,9 @@ class CommitsStudy(Study[Options, Case, Observed]):
 ladder bench-compare                                  main and HEAD: the lowest and the highest rung
 ladder bench-compare --base v1 --head v2 --rungs baseline,bf16,cuda_graphs
 ladder bench-compare --head $(git stash create)       the working tree as it is
+ladder bench-compare --model my_pair.py --base v1     two commits of your own repository, see docs/your-pair.md
 ladder bench-compare --report results/compare/FILE.json --markdown comment.md"""
-    gpu_minutes = rounds_budget.MINUTES
+    gpu_minutes, takes_pairs = rounds_budget.MINUTES, True
     extendable = ("rounds", "report", "markdown")
     unstored = ("base", "head", "report", "markdown")
     in_order = True
@@ -78,7 +85,7 @@ ladder bench-compare --report results/compare/FILE.json --markdown comment.md"""
             tables.refuse_outputs([options.markdown], [options.report] if options.report else [])
         if options.report is None:
             return None
-        measuring = "rungs ladder workload rounds budget seed device data resume out".split()
+        measuring = "rungs ladder workload model settings rounds budget seed device data resume out".split()
         shared.refuse_idle("has no effect: --report measures nothing", *measuring)
         file = frame.read_file(self, options.report)
         case = next(iter(file.cases.values()))
@@ -94,6 +101,37 @@ ladder bench-compare --report results/compare/FILE.json --markdown comment.md"""
             click.echo(frame.render_terminal(self, file, output.measure_width()))
         self.write_comment(options, file)
         return self.find_status(file)
+
+    def restore_options(self, file: File) -> Options:
+        """Return the options with the commits of the file."""
+        case = next(iter(file.cases.values()))
+        return replace(file.options, base=case.base.commit, head=case.head.commit)
+
+    def describe_model(
+        self, model: models.Model, pool: Any, device: str, options: Options
+    ) -> tuple[str, Fields, Any]:
+        """Return the pair as HEAD has it; a rung applies if it does on both sides."""
+        original = checkouts.find_repository(Path(model.place[0]))
+        commits = resolve_commits(options, original)
+        with checkouts.checked_out(commits, original, whole=True) as copies:
+            moved = [model.move(copy, original) for copy in copies]
+            try:
+                _, base, lacks = models.describe_model(moved[0], pool, device, options.seed)
+            except UserError as error:
+                raise UserError(f"BASE: {error}") from None
+            try:
+                name, head, facts = models.describe_model(moved[1], pool, device, options.seed)
+            except UserError as error:
+                click.echo(f"HEAD is broken: {error}", err=True)
+                sys.exit(judging.SLOWER)
+        for key in ("batch", "resolution"):
+            if base[key] != head[key]:
+                raise UserError(
+                    f"{key}: {base[key]} at BASE and {head[key]} at HEAD: give --set {key}=NUMBER"
+                )
+        facts |= {key: why for key, why in lacks.items() if isinstance(why, str)}
+        facts["digests"] = [base["pair"], head["pair"]]
+        return name, {**head, "model": model.place, "repository": None}, facts
 
     def list_cases(self, job: Job, file: File | None) -> dict[str, Case]:
         """Return the generations: three in any case, more within the budget while they are worth it."""
@@ -137,9 +175,12 @@ ladder bench-compare --report results/compare/FILE.json --markdown comment.md"""
         return Observed(programs=visits, gpu=read_record(RunGpu, text.fit_texts(gpu)) if gpu else None)
 
     def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
-        lines = [] if job.resume else known.list_idle(known.read_entries())
-        if git.list_changes(ROOT, checkouts.PACKAGES):
-            lines += ["uncommitted changes in kernels/ or stylegan_lite/ are not measured: commits are"]
+        lines = [] if job.resume or job.facts else known.list_idle(known.read_entries())
+        where = "kernels/ or stylegan_lite/" if job.facts is None else "your repository"
+        paths = checkouts.PACKAGES if job.facts is None else (".",)
+        changed = git.list_changes(find_root(job), paths)
+        if any(job.facts is None or name.endswith(".py") for name in changed):
+            lines += [f"uncommitted changes in {where} are not measured: commits are"]
         rungs = " and ".join(next(iter(cases.values())).recipes) if cases else "nothing more"
         many = job.options.rounds or f"{LEAST_ROUNDS} to {MOST_ROUNDS}"
         return "\n".join([*lines, f"{job.name} on {job.device}: {rungs} of two commits, {many} generations"])
@@ -216,15 +257,33 @@ def plan_case(job: Job) -> Case:
     """
     options: Options = job.options
 
-    def resolve(name: str, side: str) -> record.Commit:
-        commit = checkouts.commit_of(name, side)
-        return record.Commit(commit, text.make_display(name), checkouts.read_hashes(commit))
-
-    base, head = resolve(options.base or "main", "BASE"), resolve(options.head or "HEAD", "HEAD")
+    root = find_root(job)
+    commits = resolve_commits(options, root)
+    hashes = (
+        [checkouts.read_hashes(commit) for commit in commits]
+        if job.facts is None
+        else [{"pair": digest} for digest in job.facts["digests"]]
+    )
+    given = options.base or "main", options.head or "HEAD"
+    base, head = (
+        record.Commit(commit, text.make_display(name), own)
+        for commit, name, own in zip(commits, given, hashes, strict=True)
+    )
     names = shared.split_names(options.rungs) or []
     recipes = frame.plan_rungs(job, options.ladder, names)
     ends = [*recipes][:1] + [*recipes][-1:]
     return Case(base, head, {name: recipes[name] for name in names or ends})
+
+
+def resolve_commits(options: Options, root: Path) -> list[str]:
+    """Return the hashes of both commits. Raises UserError if the repository lacks one."""
+    given = {"BASE": options.base or "main", "HEAD": options.head or "HEAD"}
+    return [checkouts.commit_of(name, side, root) for side, name in given.items()]
+
+
+def find_root(job: Job) -> Path:
+    """Return the repository whose commits are measured: this project's, or that of the user's pair."""
+    return ROOT if job.facts is None else checkouts.find_repository(Path(job.workload["model"][0]))  # type: ignore
 
 
 @contextlib.contextmanager
@@ -235,15 +294,21 @@ def open_sitting(session: Session) -> Iterator[Sitting]:
     from ladder.engine.rounds import Interleaved
 
     job, case = session.job, next(iter(session.file.cases.values()))
-    with stop_on_sigterm(), checkouts.checked_out([case.base.commit, case.head.commit]) as (base, head):
+    root, is_pair = find_root(job), job.facts is not None
+    commits = [case.base.commit, case.head.commit]
+    with stop_on_sigterm(), checkouts.checked_out(commits, root, whole=is_pair) as (base, head):
         code = {BASE: base, record.TWIN: base, HEAD: head}
+        work: Any = {
+            side: models.place(job.workload, copy, root) if is_pair else job.workload
+            for side, copy in code.items()
+        }
         programs = [
-            Program(f"{rung} {side}", rung, side, job.workload, recipe, code[side])
+            Program(f"{rung} {side}", rung, side, work[side], recipe, None if is_pair else code[side])
             for rung, recipe in case.recipes.items()
             for side in record.SIDES
         ]
         rounds = Interleaved(
-            job.device, cycles=record.CYCLES, seed=job.options.seed, torch=job.device == "cuda",
+            job.device, cycles=record.CYCLES, seed=job.options.seed, torch=is_pair or job.device == "cuda",
             on_wait=lambda: session.report("waiting for another run on this device"),
         )  # fmt: skip
         with contextlib.closing(rounds):

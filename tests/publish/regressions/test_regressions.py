@@ -172,7 +172,7 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def run(base: Path, head: Path, seed: int = 0, **recipes: Plain) -> Judged:
         @contextmanager
-        def check_out(commits: list[str]) -> Iterator[list[Path]]:
+        def check_out(commits: list[str], *_: Any, **__: Any) -> Iterator[list[Path]]:
             yield [base, head]
 
         monkeypatch.setattr(study.checkouts, "checked_out", check_out)
