@@ -202,6 +202,29 @@ def preparing(series: Series, cache: str, part: str) -> list[float]:
     return [each["prepare_s"] - each["capture_s"] for each in seen]  # both from the worker's clock
 
 
+def trained(series: Series, count: int, steps: int) -> float:
+    """Return the mean Fréchet distance to the sample of Fashion-MNIST after so many steps, of the first seeds."""
+
+    def measure() -> dict[str, Any]:
+        from ladder.engine.pool import WorkerFailure
+        from ladder.images import idx, prepare
+        from ladder.training import seeds
+
+        path = prepare.prepare_images(str(idx.SAMPLE), series.workload["resolution"]).path
+        setup = seeds.Setup(series.workload | {"data": path}, series.device, steps)
+        real, distances = seeds.read_real(setup), []
+        for seed in range(count):
+            outcome = seeds.train_rung(setup, seeds.Task("", series.recipe, seed), real)
+            if outcome.reason:
+                raise WorkerFailure("failed", f"build: {outcome.reason}")
+            distances.append(outcome.points[-1].frechet)
+        return {"recipe": series.recipe, "distance": sum(distances) / count}
+
+    return shared(f"{series.fingerprint}-trained", "distance", measure, series.workload, series.recipe)[
+        "distance"
+    ]
+
+
 # --- sharing it -----------------------------------------------------------------------------------------------------
 
 

@@ -216,6 +216,26 @@ CASES = [
     "cuda shuffle_sum 8x64x256x256 fp32 NCHW",
     "cuda scalar_copy 8x64x256x256 bf16 NCHW",
     "cuda vector_copy 8x64x256x256 bf16 NCHW",
+    "group_norm_act 32x64x256x256 bf16 channels_last",
+    "batch_norm_act 32x64x256x256 bf16 channels_last",
+    "group_norm_act 32x128x128x128 bf16 channels_last",
+    "batch_norm_act 32x128x128x128 bf16 channels_last",
+    "group_norm_act 8x64x256x256 bf16 channels_last",
+    "batch_norm_act 8x64x256x256 bf16 channels_last",
+    "group_norm_act 32x256x64x64 bf16 channels_last",
+    "batch_norm_act 32x256x64x64 bf16 channels_last",
+    "group_norm_act 8x128x128x128 bf16 channels_last",
+    "batch_norm_act 8x128x128x128 bf16 channels_last",
+    "group_norm_act 32x512x32x32 bf16 channels_last",
+    "batch_norm_act 32x512x32x32 bf16 channels_last",
+    "group_norm_act 8x256x64x64 bf16 channels_last",
+    "batch_norm_act 8x256x64x64 bf16 channels_last",
+    "group_norm_act 8x512x32x32 bf16 channels_last",
+    "batch_norm_act 8x512x32x32 bf16 channels_last",
+    "weight_norm 512x512x3x3 fp32 channels_last",
+    "weight_norm 256x256x3x3 fp32 channels_last",
+    "weight_norm 128x128x3x3 fp32 channels_last",
+    "weight_norm 64x64x3x3 fp32 channels_last",
 ]
 DIRECTIONS = ["forward", "backward", "double backward"]
 FINGERPRINTS = {
@@ -258,6 +278,9 @@ FINGERPRINTS = {
     "cuda shuffle_sum": "576dd2e1",
     "cuda scalar_copy": "1748daad",
     "cuda vector_copy": "76df39e5",
+    "group_norm_act": "6ab5c35c",
+    "batch_norm_act": "e91d5170",
+    "weight_norm": "b82ecdec",
 }
 # Facts on ops that `setup` needs without importing torch: missing directions, and further capabilities.
 _PAIRS = [op for op in FINGERPRINTS if op.startswith("cuda ") and op != "cuda instance_norm_act"]

@@ -26,6 +26,8 @@ from .linear.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_tran
 from .linear.dense import dense, dense_group, dense_group_reference, dense_reference
 from .linear.rgb import from_rgb, from_rgb_reference, to_rgb, to_rgb_reference
 from .linear.skip import bias_act_skip, bias_act_skip_reference
+from .norm.batch_norm_act import batch_norm_act, batch_norm_act_reference
+from .norm.group_norm_act import group_norm_act, group_norm_act_reference
 from .norm.instance_norm_act import instance_norm_act, instance_norm_act_reference
 from .norm.minibatch_std import minibatch_std, minibatch_std_reference
 from .pointwise.bias_act import bias_act, bias_act_reference
@@ -56,6 +58,7 @@ from .weights.spectral_norm import (
     spectral_norm,
     spectral_norm_reference,
 )
+from .weights.weight_norm import weight_norm, weight_norm_reference
 
 from .weights import adam  # noqa: F401  isort: skip
 
@@ -63,6 +66,8 @@ __all__ = [
     "act_filter",
     "act_filter_reference",
     "available",
+    "batch_norm_act",
+    "batch_norm_act_reference",
     "bias_act",
     "bias_act_modulate",
     "bias_act_modulate_reference",
@@ -94,6 +99,8 @@ __all__ = [
     "fork_upfirdn2d_reference",
     "from_rgb",
     "from_rgb_reference",
+    "group_norm_act",
+    "group_norm_act_reference",
     "instance_norm_act",
     "instance_norm_act_reference",
     "minibatch_std",
@@ -113,6 +120,8 @@ __all__ = [
     "upfirdn2d_reference",
     "weight_energies",
     "weight_energies_reference",
+    "weight_norm",
+    "weight_norm_reference",
 ]
 
 # Callers of the package get plain PyTorch where the table says that it is faster. Inside the package ops stay ours.

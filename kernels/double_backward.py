@@ -32,7 +32,13 @@ KEYS = ("AutogradCPU", "AutogradCUDA")
 
 
 class Replacement:
-    """A use of `fast_double_backward`. It ends with `undo`, or with the block of a `with`."""
+    """A use of `fast_double_backward`. It ends with `undo`, or with the block of a `with`.
+
+    Attributes:
+        calls: second derivatives of convolutions that were computed during this use.
+    """
+
+    calls = 0
 
     def undo(self) -> None:
         """End this use. PyTorch's formula is back once all uses have ended. A second call changes nothing."""
@@ -102,6 +108,8 @@ def differentiate_gradients(
         g: the gradient of the convolution's result, from which that pass started.
         how: stride, padding, dilation, transposed, output_padding, groups; then which of the three are wanted.
     """
+    for use in _shared["uses"]:
+        use.calls = getattr(use, "calls", 0) + 1
     *geometry, (wants_g, wants_x, wants_weight) = how
     convolution, gradients = torch.ops.aten.convolution, torch.ops.aten.convolution_backward
     terms, dx, dweight = [], None, None

@@ -79,6 +79,21 @@ def case_instance_norm_act(new: New) -> tuple[Call, list[Tensor]]:
     )
 
 
+def case_group_norm_act(new: New) -> tuple[Call, list[Tensor]]:
+    return lambda op, x, *affine: op(x, 2, *affine, silu=True), [new(2, 4, 5, 6), new(4), new(4)]
+
+
+def case_batch_norm_act(new: New) -> tuple[Call, list[Tensor]]:
+    return lambda op, *tensors: op(*tensors, slope=0.2), [new(2, 3, 5, 6), new(3), new(3)]
+
+
+def case_weight_norm(new: New) -> tuple[Call, list[Tensor]]:
+    return (
+        lambda op, v, w, g, h: op([v, w], [g, h]),
+        [new(4, 3, 3, 3), new(5, 2, 3), new(4, 1, 1, 1), new(5, 1, 1)],
+    )
+
+
 def case_minibatch_std(new: New) -> tuple[Call, list[Tensor]]:
     return lambda op, x: op(x, 4, multiple=4), [new(8, 3, 3, 2)]
 

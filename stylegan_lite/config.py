@@ -26,11 +26,23 @@ OF_LAYERS = (
     "fused_modulation", "rgb", "dense", "demodulation", "joint_batch", "weights", "fused_update", "spectral_norm",
     "streams", "dependent_launch",
 )  # fmt: skip
+# Fields that only a user's pair reads: for modules of PyTorch's that StyleGAN2 has not, or has ops of its own for.
+OF_PAIRS = (
+    "double_backward",
+    "fused_group_norm",
+    "fused_batch_norm",
+    "fused_weight_norm",
+    "fused_spectral_norm",
+    "fused_grouped_conv",
+)
 # Fields of a workload or a recipe that came after the first results: left out of plain data at their defaults.
 LATER = {
     "Workload": ("spectral_norm", "conv_clamp", "convolution", "block_layers"),
     "PairWorkload": (),
-    "Recipe": ("ranks", "reduce", "rank_statistics", "micro_batches", "checkpointing", "graph_fills"),
+    "Recipe": (
+        *("ranks", "reduce", "rank_statistics", "micro_batches", "checkpointing", "graph_fills"),
+        *OF_PAIRS,
+    ),
 }
 
 
@@ -282,6 +294,15 @@ class Recipe(_Config):
     micro_batches: int = 1  # parts of the batch that go forward and backward one after another
     # backward of main phases runs passes between convolutions, or blocks, again (`stylegan_lite.step.recompute`)
     checkpointing: bool = False
+    # Of a user's pair: PyTorch's convolutions are differentiated twice by convolutions
+    double_backward: bool = False
+    fused_group_norm: bool = False  # nn.GroupNorm, with the SiLU or ReLU behind it
+    fused_batch_norm: bool = False  # nn.BatchNorm, with the ReLU or leaky ReLU behind it
+    fused_grouped_conv: bool = False  # 3x3 convolutions in groups of 8, 16 or 32 channels
+    fused_weight_norm: bool = False  # the weights of all layers with weight norm, made together
+    fused_spectral_norm: bool = (
+        False  # likewise with spectral norm, after a step of the power iteration for all
+    )
 
     @property
     def has_kernels(self) -> bool:
@@ -309,6 +330,8 @@ class Recipe(_Config):
 
     def refuse_for(self, workload: Workload, where: str = "recipe") -> None:
         """Raise ConfigError if this recipe cannot train ``workload``."""
+        if field := next((name for name in OF_PAIRS if getattr(self, name)), None):
+            raise ConfigError(f"{where}: {field} is for pairs of your own (--model), not for StyleGAN2")
         if (why := shares.problem_with(self, workload)) is not None:
             raise ConfigError(f"{where}: {why}")
 
@@ -398,6 +421,13 @@ class Recipe(_Config):
             raise ConfigError(
                 f"{where}: compile: {self.compile} needs set_to_none: true (its graphs overwrite what is kept)"
             )
+        if self.fused_spectral_norm and self.checkpointing:
+            raise ConfigError(
+                f"{where}: fused_spectral_norm needs checkpointing: false (whose blocks iterate once more)"
+            )
+        norms = ("fused_group_norm", "fused_batch_norm", "fused_weight_norm", "fused_spectral_norm")
+        if self.compile != "off" and any(getattr(self, name) for name in norms):
+            raise ConfigError(f"{where}: fused norms of modules need compile: off (which fuses them itself)")
         if self.precision == "fp64" and self.cuda_graphs:
             raise ConfigError(f"{where}: precision: fp64 is the parity reference and is never captured")
         if (why := shares.problem(self)) is not None:

@@ -1,8 +1,13 @@
 """R3GAN (Huang et al. 2024, arXiv:2501.05441) as a pair: grouped residual blocks, relativistic loss, R1 and R2.
 
-Settings: `size` of images, a power of two; `width`, channels of all resolutions; `blocks` of each resolution; `batch`.
+Settings: `size` of images, a power of two; `width`, the most channels; `finest`, channels at full size, doubled at each
+half of it up to `width` (0: `width` everywhere); `blocks` of each resolution; `batch`. The paper's networks:
+
+    FFHQ-256  --set size=256 --set width=768 --set finest=96
+    CIFAR-10  --set size=32 --set width=768 --set batch=512
 """
 
+import itertools
 import math
 from typing import Any
 
@@ -38,18 +43,31 @@ class Block(nn.Module):
         return x + self.reduce(y)
 
 
+class Level(nn.Sequential):
+    """The blocks of one resolution: [N, C, H, W] -> [N, outputs, H, W]."""
+
+    def __init__(self, channels: int, outputs: int, blocks: int, depth: int) -> None:
+        super().__init__(*(Block(channels, depth) for _ in range(blocks)))
+        if outputs != channels:
+            self.append(nn.Conv2d(channels, outputs, 1, bias=False))
+
+
+def list_widths(size: int, width: int, finest: int) -> list[int]:
+    """Return the channels from 4x4 to full size."""
+    return [min(width, (finest or width) * size // r) for r in (2**k for k in range(2, size.bit_length()))]
+
+
 class Generator(nn.Module):
     """The map from z [N, z_dim] to images [N, 3, size, size]."""
 
-    def __init__(self, size: int, width: int, blocks: int, z_dim: int) -> None:
+    def __init__(self, widths: list[int], blocks: int, z_dim: int) -> None:
         super().__init__()
-        levels = int(math.log2(size)) - 1
-        self.basis = nn.Parameter(torch.randn(width, 4, 4))
-        self.first = nn.Linear(z_dim, width, bias=False)
+        self.basis = nn.Parameter(torch.randn(widths[0], 4, 4))
+        self.first = nn.Linear(z_dim, widths[0], bias=False)
         self.levels = nn.ModuleList(
-            nn.Sequential(*(Block(width, levels * blocks) for _ in range(blocks))) for _ in range(levels)
+            Level(*pair, blocks, len(widths) * blocks) for pair in itertools.pairwise([*widths, widths[-1]])
         )
-        self.last = nn.Conv2d(width, 3, 1)
+        self.last = nn.Conv2d(widths[-1], 3, 1)
 
     def forward(self, z: Tensor) -> Tensor:
         x = self.basis * self.first(z)[:, :, None, None]
@@ -61,15 +79,15 @@ class Generator(nn.Module):
 class Discriminator(nn.Module):
     """The map from images [N, 3, size, size] to logits [N]."""
 
-    def __init__(self, size: int, width: int, blocks: int) -> None:
+    def __init__(self, widths: list[int], blocks: int) -> None:
         super().__init__()
-        levels = int(math.log2(size)) - 1
-        self.first = nn.Conv2d(3, width, 1)
+        self.first = nn.Conv2d(3, widths[-1], 1)
         self.levels = nn.ModuleList(
-            nn.Sequential(*(Block(width, levels * blocks) for _ in range(blocks))) for _ in range(levels)
+            Level(*pair, blocks, len(widths) * blocks)
+            for pair in itertools.pairwise([*widths[::-1], widths[0]])
         )
-        self.basis = nn.Conv2d(width, width, 4, groups=width, bias=False)
-        self.last = nn.Linear(width, 1, bias=False)
+        self.basis = nn.Conv2d(widths[0], widths[0], 4, groups=widths[0], bias=False)
+        self.last = nn.Linear(widths[0], 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -81,11 +99,13 @@ class Discriminator(nn.Module):
 class R3GAN:
     """Two networks that compare each real image with a generated one."""
 
-    def __init__(self, size: int, width: int, blocks: int, batch: int, z_dim: int, gamma: float) -> None:
+    def __init__(
+        self, size: int, widths: list[int], blocks: int, batch: int, z_dim: int, gamma: float
+    ) -> None:
         self.size, self.batch_size, self.z_dim, self.gamma = size, batch, z_dim, gamma
         self.networks: dict[str, Any] = {
-            "G": Generator(size, width, blocks, z_dim),
-            "D": Discriminator(size, width, blocks),
+            "G": Generator(widths, blocks, z_dim),
+            "D": Discriminator(widths, blocks),
         }
         self.phases = [Phase("D_main", "D", twice=True), Phase("G_main", "G")]
         self.averages = {"G": 500 * batch}
@@ -127,7 +147,13 @@ def penalize(D: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def make(
-    size: int = 64, width: int = 256, blocks: int = 2, batch: int = 32, z_dim: int = 64, gamma: float = 1.0
+    size: int = 64,
+    width: int = 256,
+    finest: int = 0,
+    blocks: int = 2,
+    batch: int = 32,
+    z_dim: int = 64,
+    gamma: float = 1.0,
 ) -> R3GAN:
     """Make the pair."""
-    return R3GAN(size, width, blocks, batch, z_dim, gamma)
+    return R3GAN(size, list_widths(size, width, finest), blocks, batch, z_dim, gamma)

@@ -2,10 +2,12 @@
 
 For each launch Triton binds the arguments, queries the driver about each pointer and writes out a key of all options.
 In an eager step, which has hundreds of short kernels, this takes the CPU longer than the GPU needs to compute. So only
-the first launch of a kernel with one grid, one set of dtypes, numbers and constants is Triton's. After that the
-compiled kernel is launched with addresses.
+the first launch of a kernel with one grid, one set of dtypes, numbers and constants is Triton's. After that Triton's
+launcher in C is called with addresses. Hooks that are added to `triton.knobs` later do not see these launches.
 """
 
+import contextlib
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -22,11 +24,11 @@ LEAST = (3, 6)  # Triton whose compiled kernels take every parameter in order
 # that the CPU can be timed without a GPU.
 mode = "direct"
 
-# Compiled kernels, each with the arguments behind the tensors.
-Known = dict[tuple, tuple[Callable[..., None], tuple]]
+# Compiled kernels as functions of a stream and the arguments, each with the arguments behind the tensors.
+Known = dict[tuple, tuple[Callable[[int, tuple], Any], tuple]]
 
 _known: Known = {}
-_device = torch.cuda.current_device
+_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _stream: Callable[[int], int]  # Triton's; known once it has launched
 
 
@@ -64,7 +66,7 @@ def launch_known(
     whole = (id(kernel), device, dependent_launch.ON, key, *kinds)
     found = known.get(whole) if mode == "direct" else None
     if found is not None:
-        found[0](*addresses, *found[1], stream=_stream(device))
+        found[0](_stream(device), (*addresses, *found[1]))
         return
     grid, numbers, constants = describe()
     constants = constants | dependent_launch.launching()
@@ -107,7 +109,27 @@ def _keep(known: Known, key: tuple, kernel: Any, compiled: Any, grid: tuple[int,
         return
     _stream = triton.runtime.driver.active.get_current_stream
     tail = [constants[name] for name in kernel.arg_names[count + len(numbers) :]]
-    remember(known, key, (compiled[(*grid, 1, 1)[:3]], (*numbers, *tail)))
+    remember(known, key, (_prepare(compiled, (*grid, 1, 1)[:3]), (*numbers, *tail)))
+
+
+def _prepare(compiled: Any, grid: tuple[int, ...]) -> Callable[[int, tuple], Any]:
+    """Return a launch of a compiled kernel. Triton's own takes four functions of Python to reach its launcher in C.
+
+    A copy of the last of them notes what that launcher gets. Kernels with scratch memory, and hooks, stay with Triton.
+    """
+    calls: list[tuple] = []
+    with contextlib.suppress(AttributeError, TypeError):  # a Triton that is built differently
+        probe, hooks = copy.copy(compiled.run), triton.knobs.runtime.launch_enter_hook.calls
+        launch, probe.launch, last = probe.launch, lambda *passed: calls.append(passed), object()
+        if not (probe.global_scratch_size or probe.profile_scratch_size or hooks):
+            probe(*grid, None, compiled.function, compiled.packed_metadata, None, None, None, last)
+    if not calls:
+        way = compiled[grid]
+        return lambda stream, arguments: way(*arguments, stream=stream)
+    (x, y, z, _, *between, end) = calls[0]
+    if end is last:
+        return lambda stream, arguments: launch(x, y, z, stream, *between, *arguments)
+    return lambda stream, arguments: launch(x, y, z, stream, *between, arguments)  # since Triton 3.7
 
 
 def _version() -> tuple[int, ...]:

@@ -33,15 +33,13 @@ def needed(ctx, tensors: tuple[bool, ...] | None = None) -> tuple[bool, ...]:
     """
     if _will_execute is None or torch.compiler.is_compiling():
         return ctx.needs_input_grad
-    found, nodes, place = list(ctx.needs_input_grad), ctx.next_functions, 0
-    for index, needs in enumerate(found):
-        if tensors is None or (index < len(tensors) and tensors[index]):
-            node = nodes[place][0] if place < len(nodes) else None
-            place += 1
-            found[index] = needs and node is not None and _runs(node)
-        else:
-            found[index] = False
-    return tuple(found)
+    runs = [
+        node is not None and _runs(node) for node, _ in ctx.next_functions
+    ]  # of tensors; None: needs no gradient
+    if tensors is not None:
+        there = iter(runs)
+        runs = [each and next(there) for each in tensors]
+    return (*runs, *(False,) * (len(ctx.needs_input_grad) - len(runs)))
 
 
 def _runs(node) -> bool:

@@ -6,6 +6,7 @@ row is then the result, and there is no second launch.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -111,19 +112,20 @@ class Sums:
         self.launches, self.out, dtype = t.launches, (sample, channel, program), accumulator(dtype)
         self.channels = t.sizes[0] if channels is None else channels
         self.rows = rows = t.programs, t.rows, t.grid[0] * t.grid[1]
+        parts: list[Tensor | None] = [None, None, None]
         if sample is not None and rows[0] != 1:
-            sample = sample.new_empty((sample.numel() * rows[0],), dtype=dtype)
+            parts[0] = sample = sample.new_empty((sample.numel() * rows[0],), dtype=dtype)
         if channel is not None and rows[1] != 1:
-            channel = channel.new_empty((rows[1] * self.channels,), dtype=dtype)
+            parts[1] = channel = channel.new_empty((rows[1] * self.channels,), dtype=dtype)
         if program is not None and rows[2] != 1:
-            program = program.new_empty((rows[2],), dtype=dtype)
-        self.into = [sample, channel, program]
+            parts[2] = program = program.new_empty((rows[2],), dtype=dtype)
+        self.parts, self.into = parts, [sample, channel, program]
 
     @property
     def pending(self) -> bool:
         """Return whether `finish` has rows to add up."""
-        (a, b, c), (x, y, z) = self.into, self.out
-        return a is not x or b is not y or c is not z
+        a, b, c = self.parts
+        return a is not None or b is not None or c is not None
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Finish the sums in a fixed order of addition, and return them.
@@ -131,13 +133,12 @@ class Sums:
         They are equal in every run on one GPU model.
         """
         if self.pending:
-            parts = tuple([None if p is out else p for p, out in zip(self.into, self.out, strict=True)])
-            add_up(parts, self.out, self.rows, self.channels, launches=self.launches)
+            add_up(self.parts, self.out, self.rows, self.channels, launches=self.launches)
         return self.out
 
 
 def add_up(
-    parts: tuple[Tensor | None, ...],
+    parts: Sequence[Tensor | None],
     outs: tuple[Tensor | None, ...],
     rows: tuple[int, ...],
     channels: int,
@@ -165,7 +166,6 @@ def add_up(
         return (sum(jobs) + (by_program is not None),), (channels, *rows, *jobs), constants
 
     if segments or (by_channel is not None and channels) or by_program is not None:
-        sums = [None if part is None else out for part, out in zip(parts, outs, strict=True)]
-        arguments = (by_sample, sums[0], by_channel, sums[1], by_program, sums[2])
+        arguments = (by_sample, outs[0], by_channel, outs[1], by_program, outs[2])
         known = {} if launches is None else launches
         launch_known(known, (channels, segments, rows, how), sum_partials_kernel, arguments, describe)

@@ -9,7 +9,8 @@ The ops:
 - `dense`: act(x @ (weight * gain)^T + bias * gain) * gain, one launch instead of six.
 - `dense_group`: several layers that read the same tensor, one launch together (all style affines of a generator).
 - `to_rgb` and `from_rgb`: 1x1 convolutions with at most 4 channels on one side, one pass over the wide side.
-- `conv2d` and `conv_transpose2d`: cuDNN's kernels, arranged so that every derivative is again a convolution.
+- `conv2d` and `conv_transpose2d`: cuDNN's kernels, arranged so that every derivative is again a convolution. Those of
+  3x3 pixels in groups of few channels are ours (`grouped.py`).
 - `bias_act_skip`: a residual block's end, whose kernel computes the skip's 1x1 convolution while it adds it.
 - `weight_gradients.py`: weight gradients on a second CUDA stream, beside the chain of activations.
 
@@ -34,7 +35,7 @@ to PyTorch's products are TF32 only if its matmuls may be. `conv2d` computes in 
 Tiles. Nothing is tuned for `dense`: `dense_launches.py` derives enough programs to fill the GPU. The maps of
 `rgb_kernels.py` have a small table of their own.
 
-Without Triton. Each op has a `<op>_reference`. `conv2d` has no Triton kernel and runs on any device.
+Without Triton. Each op has a `<op>_reference`. `conv2d` runs on any device; without Triton, cuDNN has all of it.
 
 A learner should read `conv2d.py` first: it shows the three maps without any kernel. Then follow `dense.py` and
 `dense_kernels.py`, and `rgb.py` for a kernel that is bound by memory.

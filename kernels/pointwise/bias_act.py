@@ -309,8 +309,8 @@ class Call(NamedTuple):
         return "x" if scaled or self.clamp is not None or self.slope <= 0 or self.gain <= 0 else "y"
 
     def launch(self, kernel, t: Tiling, noise: Tensor | None, pointers: tuple, **constants) -> None:
-        constants |= {"SLOPE": self.slope, "GAIN": self.gain, "CLAMP": self.clamp}
-        launch(kernel, t, pointers, self.dtype, noise_stride(noise), **constants)
+        act = {"SLOPE": self.slope, "GAIN": self.gain, "CLAMP": self.clamp}
+        launch(kernel, t, pointers, self.dtype, noise_stride(noise), **constants, **act)
 
     def tiling(self, like: Tensor, direction: str, noise: Tensor | None, scale: Tensor | None) -> Tiling:
         merge = scale is None and (noise is None or noise.shape[0] == like.shape[0])
@@ -335,7 +335,7 @@ def backward(g, ref, bias, noise, strength, scale, call: Call, needs: tuple[bool
     t = call.tiling(g, "backward", noise, scale)
     dx = torch.empty_like(g, dtype=call.dtype) if needs[0] else None
     wanted = ((scale, needs[3]), (bias, needs[1]), (strength, needs[2]))
-    sums = Sums(t, call.dtype, *(torch.empty_like(like) if need else None for like, need in wanted))
+    sums = Sums(t, call.dtype, *[torch.empty_like(like) if need else None for like, need in wanted])
     pointers = (g, ref, bias, noise, strength, scale, dx, *sums.into)
     saved_x = call.saves(scale is not None) == "x"
     call.launch(bias_act_grad_kernel, t, noise, pointers, SAVED_X=saved_x)
@@ -367,7 +367,7 @@ class _BiasAct(torch.autograd.Function):
         if g is None:
             return (None,) * 7
         saved = ctx.saved_tensors
-        needs = needed(ctx, (True, *(t is not None for t in saved[1:])))
+        needs = needed(ctx, (True, *[t is not None for t in saved[1:]]))
         grad = _BiasActGrad.apply if torch.is_grad_enabled() else backward
         dx, dbias, dstrength, dscale = grad(g, *saved, ctx.call, (needs[0], needs[1], needs[3], needs[4]))
         return dx, dbias, None, dstrength, dscale, None, None

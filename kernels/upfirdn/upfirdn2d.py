@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import choices
 from ..common import arguments
 from ..common.dependent_launch import after_previous
-from ..common.launches import launch_grid
+from ..common.launches import Known, launch_known
 from ..common.needed import is_recorded
 from ..common.operators import OPERATORS, operator
 from ..common.tiles import (
@@ -69,7 +69,7 @@ def upfirdn2d(
     call = _plan(x, taps, up, down, padding, gain, flip)
     check_device(x)
     x = dense(x)
-    call = call._replace(nhwc=not x.is_contiguous())
+    call = _Call(*call[:-1], not x.is_contiguous())
     if torch.compiler.is_compiling():
         return OPERATORS.upfirdn2d(x, *call)
     return run_call(x, call)
@@ -306,11 +306,12 @@ PROGRAMS = 1 if INTERPRETED else 512  # fewer programs leave multiprocessors idl
 
 
 class _Cover(NamedTuple):
-    """One launch: the grid, the kernel's plain arguments in order, and its constants."""
+    """One launch: the grid, the kernel's plain arguments in order, its constants, and the compiled kernels."""
 
     grid: tuple[int]
     arguments: tuple[int, ...]
     constants: dict
+    launches: Known
 
 
 def config(nhwc: bool, up: int, down: int, capability: tuple[int, int], elements: int) -> Config:
@@ -326,8 +327,9 @@ def config(nhwc: bool, up: int, down: int, capability: tuple[int, int], elements
 
 
 @lru_cache(maxsize=4096)
-def _cover(shape: torch.Size, call: _Call, dtype: torch.dtype, capability: tuple[int, int]) -> _Cover:
+def _cover(shape: torch.Size, call: _Call, dtype: torch.dtype, device: torch.device) -> _Cover:
     """Cover y with programs."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     samples, channels = shape[:2]
     (h, w), (oh, ow), nhwc = call.size, call.out, call.nhwc
     most = samples * channels * max(h * w, oh * ow)
@@ -362,7 +364,7 @@ def _cover(shape: torch.Size, call: _Call, dtype: torch.dtype, capability: tuple
         "num_warps": warps, "maxnreg": registers,
     }  # fmt: skip
     sizes = (channels, h, w, oh, ow, *strides, lead_y, lead_x, tiles_c, tiles_w, tiles_h)
-    return _Cover((samples * tiles_c * tiles_w * tiles_h,), sizes, constants)
+    return _Cover((samples * tiles_c * tiles_w * tiles_h,), sizes, constants, {})
 
 
 def _first_tap_one(taps_y: tuple[float, ...], taps_x: tuple[float, ...]) -> tuple[tuple[float, ...], ...]:
@@ -380,15 +382,20 @@ def forward(x: Tensor, call: _Call, add: Tensor | None = None) -> Tensor:
     """Compute y, plus `add` if it is given, for tensors that are dense in the call's format."""
     y = new_image(x, x.shape[1], call.out, call.nhwc, x.dtype)
     if y.numel():
-        capability = torch.cuda.get_device_capability(x.device) if x.is_cuda else (0, 0)
-        cover = _cover(x.shape, call, x.dtype, capability)
-        launch_grid(upfirdn2d_kernel, cover.grid, (x, y, add, *cover.arguments), **cover.constants)
+        cover = _cover(x.shape, call, x.dtype, x.device)
+        launch_known(
+            cover.launches, (), upfirdn2d_kernel, (x, y, add),
+            lambda: (cover.grid, cover.arguments, cover.constants),
+        )  # fmt: skip
     return y
 
 
 def run_call(x: Tensor, call: _Call) -> Tensor:
     """Compute y for a dense x."""
     return _Upfirdn2d.apply(x, call) if is_recorded(x) else forward(x, call)
+
+
+_adjoint = lru_cache(maxsize=4096)(_Call.adjoint)
 
 
 class _Upfirdn2d(torch.autograd.Function):
@@ -402,7 +409,7 @@ class _Upfirdn2d(torch.autograd.Function):
     def backward(ctx, g):
         if g is None:
             return None, None
-        return _Upfirdn2d.apply(dense_as(g, ctx.call.nhwc), ctx.call.adjoint()), None
+        return _Upfirdn2d.apply(dense_as(g, ctx.call.nhwc), _adjoint(ctx.call)), None
 
 
 # ---- the operator for torch.compile --------------------------------------------------------------------------------

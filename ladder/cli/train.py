@@ -1,4 +1,4 @@
-"""`ladder train`: a training in one process or on several ranks, and the canary, which compares rungs."""
+"""`ladder train`: a training in one process or on several ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ ladder train --workload article --data photos/ --recipe fused_act --steps 20000 
 ladder train --workload tiny --steps 1000 --out runs/tiny --resume runs/tiny/checkpoint.pt
 ladder train --from ffhq.pt --data photos/ --steps 20000 --out runs/photos    networks of `ladder convert`
 torchrun --nproc-per-node 2 -m ladder train --workload article-b32 --out runs/two   two GPUs, 16 images each
-ladder train --canary --steps 500             does any rung train worse than the baseline? (tiny, 3 seeds)
 """
 Steps = Annotated[int, Meta(ge=1)]
 
@@ -59,11 +58,6 @@ class Options(Record):
     seed: Annotated[Seed | None, declare_option(
         "Seed for weights, latents and the order of images; --resume goes on with the checkpoint's. [default: 0]",
         )] = None
-    canary: Annotated[bool, declare_option(
-        "Train every rung from several seeds; compare its samples' distance to the data with the baseline's.")] = False
-    seeds: Annotated[Annotated[int, Meta(ge=2, le=100)], declare_option("Trainings of each rung in the canary.")] = 3
-    jobs: Annotated[Annotated[int, Meta(ge=1, le=64)] | None, declare_option(
-        "Parallel trainings of the canary. [default: 1 on the CPU, up to 4 on a GPU]")] = None
     # fmt: on
 
 
@@ -74,17 +68,6 @@ def call(
     """Train, print where the files are, and end with the exit status."""
     from ladder.report import output
 
-    if own.canary:
-        alone = ("seed", "sample_every", "log_every", "truncation")
-        shared.refuse_idle("is for a single training: leave it out of --canary", *alone)
-        if own.recipe is not None or start is not None:
-            raise UserError("--canary trains every rung from the start: leave out --from and --recipe")
-        from ladder.studies import canary, frame
-
-        options = canary.Options(own.ladder, own.steps, own.seeds, own.jobs)
-        request = frame.Request(workload, device, data, out, own.resume, as_json=as_json)
-        sys.exit(frame.run_request(canary.STUDY, options, request))
-    shared.refuse_idle("is for --canary", "seeds", "jobs")
     if own.resume is not None and start is not None:
         raise UserError("--from begins a training and --resume goes on with one: give one of them")
     if out is None:
@@ -213,7 +196,7 @@ def run_training(
 
 out_option = click.option(
     "--out", metavar="DIR", type=shared.FOLDER,
-    help="Sample grids, loss log and checkpoint go here. [required; default with --canary: results/canary]",
+    help="Sample grids, loss log and checkpoint go here. [required]",
 )  # fmt: skip
 from_option = click.option(
     "--from", "start", metavar="FILE", type=shared.FILE,

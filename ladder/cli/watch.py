@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,8 @@ import time
 from pathlib import Path
 
 import click
+from rich.console import Console
+from rich.text import Text
 
 from ladder.core import files, options
 from ladder.core.errors import UserError
@@ -48,7 +51,8 @@ Examples:
 @click.option("--out", metavar="FILE", type=options.FILE, default="watch.json", show_default=True,
               help="The observation goes here.")  # fmt: skip
 @click.option("--report", "path", metavar="FILE", type=options.FILE, help="Report on an observation.")
-@click.option("--html", metavar="FILE", type=options.FILE, help="With --report: also write it as a page.")
+@click.option("--html", metavar="FILE", type=options.FILE,
+              help="With --report: also write it as a page, or as a picture if FILE ends in .svg.")  # fmt: skip
 @options.json_option
 def watch(
     command: tuple[str, ...], module: str | None, skip: int, steps: int | None, stop: bool, out: Path,
@@ -67,7 +71,7 @@ def watch(
             raise UserError("--report reads an observation and runs no command: leave one of them out")
         seen = read_observation(path)
         if html is not None:
-            write_page(seen, html)
+            files.write_file(html, draw_report(seen, is_picture=html.suffix == ".svg"))
         return click.echo(json.dumps(write_report(seen), indent=1) if as_json else render_report(seen))
     if html is not None or as_json:
         raise UserError("--html and --json go with --report FILE")
@@ -175,9 +179,8 @@ def list_details(seen: Observation, finding: Finding) -> list[tuple[str, str]]:
     named = [f"{line}  {seen.lines.get(line, '')}".strip() for line in finding.where[:MOST_LINES]]
     more = len(finding.where) - len(named)
     named += [f"and {format_count(more, 'more line')}"] if more > 0 else []
-    worth = "no time was measured" if seen.gpu else "no time on a CPU was measured"
-    if finding.ms is not None:
-        worth = f"at most {format_ms(finding.most * finding.ms)} ms a step, an upper bound"
+    bound = format_ms(finding.most * (finding.ms or 0))
+    worth = "not measured" if finding.ms is None else f"at most {bound} ms a step, an upper bound"
     if measured := find_measured(seen.gpu, finding.rung):
         worth = f"{worth}; measured by this project: {measured}"
     details = [*(("where", line) for line in named), ("do", finding.do), ("worth", worth)]
@@ -224,22 +227,13 @@ def render_report(seen: Observation) -> str:
     return "\n".join([*lines, *([] if findings else ["", "no finding: nothing that this watch looks for"])])
 
 
-def write_page(seen: Observation, path: Path) -> None:
-    """Write the report as a page, whole or not at all."""
-    from ladder.show.page import Bar, Bars, Block, Code, Fold, Head, Part, Section, render_page
-
-    timed = [each for each in list_findings(seen) if each.ms is not None]
-    bars = [Bar(each.id, [Part(each.ms, "busy")], f"{format_ms(each.ms)} ms") for each in timed]
-    chart = [Bars(bars, "Milliseconds of a step at stake", most=seen.step_ms)] if bars else []
-    folds: list[Block] = []
-    for each in list_findings(seen):
-        details = list_details(seen, each)
-        code = Code("\n".join(text for name, text in details if name == "where"))
-        rest = [f"{name}: {text}" for name, text in details if name != "where"]
-        folds.append(Fold(f"{each.what}: {name_stake(each)}", [code, rest], each.id, is_open=True))
-    about = "Times overlap: do not add them up. A loss without a bar has no measured time."
-    section = Section("findings", "Findings", about, [*chart, *(folds or ["no finding"])])
-    facts = describe_training(seen)
-    tiles = [("ms a step", format_ms(seen.step_ms), "")]
-    head = Head("ladder watch", f"{format_count(len(folds), 'finding')} in a training step", facts, [], tiles)
-    files.write_file(path, render_page(head, [section]))
+def draw_report(seen: Observation, *, is_picture: bool) -> str:
+    """Return the report as a terminal shows it: a picture in SVG, or a page in HTML."""
+    text = Text(render_report(seen))
+    text.highlight_regex(r"(?m)^\d+\. .*$", "bold")
+    text.highlight_regex(r"(?m)^   (where|do|worth|careful)\b", "cyan")
+    console = Console(record=True, width=120, file=io.StringIO())
+    console.print(text, soft_wrap=not is_picture)
+    return (
+        console.export_svg(title="ladder watch", unique_id="watch") if is_picture else console.export_html()
+    )

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernels.double_backward import fast_double_backward
+from kernels.linear import grouped
 from ladder.core.plain import Plain
 from ladder.core.protocol import CYCLE_STEPS
 from ladder.receipts import share
@@ -28,6 +30,7 @@ from ladder.rungs.channels_last import REACHED
 from stylegan_lite import make_step
 from stylegan_lite.config import ConfigError, PairWorkload
 from stylegan_lite.step import Input, Phase, TrainingStep, loading, saving
+from stylegan_lite.step.fused import BATCH_NORMS, can_fuse, list_normed, list_spectral
 from stylegan_lite.step.pair import HALVES
 from stylegan_lite.step.phases import is_adam
 
@@ -351,7 +354,14 @@ def check_losses(step: TrainingStep, folder: str) -> Plain:
     Raises ConfigError for the first thing that a loss must not do. The step is left as it was.
     """
     before = copy.deepcopy(step.state_dict())
-    branches = [check_phase_loss(step, phase, folder) for phase in step.order]
+    branches, served = [], 0
+    for phase in step.order:
+        with fast_double_backward() as use:
+            branches.append(check_phase_loss(step, phase, folder))
+        served += use.calls * step.kinds[phase].twice
+    once = "no phase says Phase(..., twice=True), whose loss holds a gradient of its own"
+    if any(each.twice for each in step.kinds.values()):
+        once = "no convolution is differentiated twice"
     branch = next((branch for branch in branches if branch), None)
     for phase in step.order:
         try:
@@ -368,6 +378,7 @@ def check_losses(step: TrainingStep, folder: str) -> Plain:
     first = next(moved, None)
     saving.load_model(step, before)
     return {
+        "double_backward": None if served else once,
         "graphs": None if branch is None else f"{branch}a branch on a tensor's value cannot be captured",
         "split": None
         if first is None
@@ -484,7 +495,21 @@ def list_facts(step: TrainingStep) -> Plain:
     blocks = None if has else "it has no blocks(network) that could run once more"
     if has and not any([*step.pair.blocks(name)] for name in once):
         blocks = "no network of a phase that is differentiated once has blocks"
+    kinds = {type(each) for network in step.networks.values() for each in network.modules() if can_fuse(each)}
     return {
+        "fused_group_norm": None if nn.GroupNorm in kinds else "its networks have no nn.GroupNorm",
+        "fused_batch_norm": None
+        if kinds & {*BATCH_NORMS}
+        else "its networks have no nn.BatchNorm that takes the batch's statistics and has a momentum",
+        "fused_spectral_norm": None
+        if any(list_spectral(network) for network in step.networks.values())
+        else "no layer of its networks has parametrizations.spectral_norm with its defaults",
+        "fused_weight_norm": None
+        if any(list_normed(network) for network in step.networks.values())
+        else "no layer of its networks has weight norm with dim=0",
+        "fused_grouped_conv": None
+        if any(map(is_grouped, modules))
+        else "its networks have no nn.Conv2d of 3x3 pixels in groups of 8, 16 or 32 channels",
         "images": None if step.real is not None else "it reads none of the workload's images",
         "loading": None if step.real is not None or step.data else "it reads no data",
         "compile": None
@@ -499,10 +524,22 @@ def list_facts(step: TrainingStep) -> Plain:
     }
 
 
+def is_grouped(module: nn.Module) -> bool:
+    """Return whether this is a convolution that the rung `grouped_conv` is about."""
+    if not isinstance(module, nn.Conv2d) or module.groups == 1 or module.in_channels != module.out_channels:
+        return False
+    slides = (module.kernel_size, module.stride, module.dilation) == ((3, 3), (1, 1), (1, 1))
+    pads = module.padding in ((1, 1), "same") and module.padding_mode == "zeros"
+    return slides and pads and module.in_channels // module.groups in grouped.GROUPS
+
+
 def find_layout_problem(fields: Plain, device: str, seed: int) -> str | None:
-    """Return why channels_last does not reach a pair's convolutions, or None. Its losses run once with it."""
+    """Return why channels_last does not reach a pair's convolutions, or None. Its losses run once with it.
+
+    PyTorch's GroupNorm makes NCHW of it on a GPU. The rung below `channels_last` replaces that.
+    """
     watch = Watch()
-    run_losses(fields, {"channels_last": True}, device, seed, watch)
+    run_losses(fields, {"channels_last": True, "fused_group_norm": device == "cuda"}, device, seed, watch)
     reached = share(watch.inputs["forward"], "nhwc", of=("nhwc", "nchw", "other"))
     if reached > REACHED[False]:
         return None
@@ -528,6 +565,7 @@ def run_losses(
     """Run the loss of each phase once by a recipe, in a context."""
     step = make_step(fields, recipe, device=device, seed=seed)
     try:
+        step.observe_norms()
         for phase in step.order:
             step.feed.next()
             step._fill(phase)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ladder.machine import system
-from stylegan_lite.config import OF_LAYERS
+from stylegan_lite.config import OF_LAYERS, OF_PAIRS
 from stylegan_lite.shares import holds_parts
 
 # Needs of the workload, and the field that meets each: see `possible`.
@@ -39,7 +39,9 @@ OF_PAIR = {
     "channels_last": "conv2d",
     "checkpointing": "blocks",
     "micro_batches": "split",
+    **{field: field for field in OF_PAIRS},
 }
+PAIRS = "it is for pairs of your own (--model): StyleGAN2 has other layers, or a rung of its own for it"
 LAYERS = "it is about layers of StyleGAN2"
 
 NEEDS = (*OF_MACHINE, *OF_WORKLOAD, RANKS)
@@ -63,6 +65,7 @@ def join_capabilities(
         if clamp is None
         else f"needs activations without a bound, not conv_clamp: {clamp:g}",
         RANKS: ONE_PROCESS,
+        **dict.fromkeys(OF_PAIRS, PAIRS),
         **{f"micro_batches: {n}": _check_parts(n, workload) for n in PARTS},
     }
 
@@ -99,5 +102,5 @@ def of_change(change: Mapping[str, Any], capabilities: dict[str, str | None]) ->
     """Return why the workload behind these capabilities cannot be trained with a rung's change, or None."""
     reasons = (capabilities.get(OF_PAIR[field]) for field in change if field in OF_PAIR)
     if why := next((reason for reason in reasons if reason is not None), None):
-        return f"not for this pair: {why}"
+        return why if why == PAIRS else f"not for this pair: {why}"
     return capabilities.get(f"micro_batches: {change.get('micro_batches', 1)}")

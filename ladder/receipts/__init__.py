@@ -117,10 +117,12 @@ OPS_OF = {
     "instance_norm_act": ("instance_norm_act",),
     "minibatch_std": ("minibatch_std",),
     "modulate": ("modulate", "scale_channels"),
+    "norm_act": ("group_norm_act", "batch_norm_act"),
     "rgb": ("to_rgb", "from_rgb"),
     "spectral": ("spectral_norm", "power_iteration"),
     "upfirdn2d": ("upfirdn2d", "fork_upfirdn2d"),
     "weight_energies": ("weight_energies",),
+    "weight_norm": ("weight_norm",),
 }
 
 

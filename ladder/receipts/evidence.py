@@ -131,7 +131,8 @@ def gather_evidence(step: Any, traced: Traced | None = None) -> Plain:
             "phases_per_step": sum(often.values()),
             **{key: figures.get(key) for key in ("launches", "replays", "kernels", "busy_ms")},
         },
-        "fills": {  # the memset nodes of all captured graphs
+        "fills": {  # the memset nodes of all captured graphs that were searched
+            "graphs": len(graphs),
             "found": sum(graph.found for graph in graphs),
             "replaced": sum(graph.replaced for graph in graphs),
             "left": dict(sum((Counter(each.left) for each in graphs), Counter[str]())),  # why -> nodes
@@ -224,7 +225,23 @@ def describe_pair(step: Any) -> Plain:
         "adam": all(is_adam(optimizer) for optimizer in step.optimizers.values()),
         "parts": {phase: step._parts(phase) for phase in step.order},
         "recomputed": getattr(step.blocks, "runs", 0),
+        "served": step.served,
+        "norms": count_norms(step),
+        # weights with weight norm and with spectral norm, made together
+        "grouped": sum(map(len, step.grouped.layers)),
+        "spectral": sum(map(len, step.spectral.layers)),
     }
+
+
+def count_norms(step: Any) -> dict[str, list[int]]:
+    """Return how many norms of a kind our kernels compute, and how many of them with an activation in any phase."""
+    acts = {module for each in step.norms.acts.values() for module in each}
+    counts: dict[str, list[int]] = {}
+    for module in step.norms.modules:
+        count = counts.setdefault(type(module).__name__, [0, 0])
+        count[0] += 1
+        count[1] += module in acts
+    return counts
 
 
 def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, Plain]]:
@@ -260,6 +277,9 @@ def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, Plain]]:
             watch.start(1 / each.every)
             with watch:
                 step.run_phase(phase)
+        # As the next step begins: a network may have a single phase.
+        for optimizer in step.optimizers.values():
+            optimizer.zero_grad(set_to_none=step.recipe.set_to_none)
         synchronize_device(step)
     return watch, zeroed, kernels
 

@@ -47,8 +47,10 @@ class Watch(TorchDispatchMode):
         relayouts, relayout_bytes: copies of an image from NHWC to NCHW or back, a step.
         plain: {kind: {layer class: calls}} of operators in plain PyTorch.
             Kinds "act", "modulate", "normalize", "resample", "residual": forward operators that our kernels replace.
+            Kind "grouped": 3x3 convolutions in groups of 8, 16 or 32 channels.
             Kind "dense": products of matrices, in a backward pass by autograd node instead of layer class.
             Kind "fp8": products in FP8.
+            Kind "weight norm": weights made by PyTorch's weight norm.
             Kind "spectral": products of a weight and a vector, by layer class or "power iteration".
             Except for "fp8", plain PyTorch that `kernels.alternatives` chose is not counted.
         islands: {name: {dtype: calls}} of the operators that must stay in full precision.
@@ -100,6 +102,13 @@ class Watch(TorchDispatchMode):
         if op == "convolution":
             flops = 2 * (args[0] if args[6] else out).numel() * args[1][0].numel()
             self.convolution(node, flops, args[:1], args[1])
+            if (
+                node is None
+                and args[8] > 1
+                and args[1].shape[1] in (8, 16, 32)
+                and args[1].shape[2:] == (3, 3)
+            ):
+                self.plain["grouped"][self.layer()] += 1
             # Of the model's filters only [1, 3, 3, 1] has 4 taps.
             if node is None and left and args[1].shape[-1] == 4:
                 self.plain["resample"][self.layer()] += 1
@@ -184,9 +193,11 @@ class Watch(TorchDispatchMode):
             self.island("mapping and affines", out)
         elif layer == "Discriminator" and op == "var":
             self.island("minibatch std", out)
-        elif "batch_norm" in op:
+        elif "batch_norm" in op or "group_norm" in op:
             self.plain["normalize"][layer] += 1
             self.island("statistics", out[1])
+        elif "weight_norm" in op:
+            self.plain["weight norm"][layer] += 1
         elif op in STATISTICS and layer != "Mapping":
             self.island("statistics", out)
             self.plain["normalize"][layer] += op == "rsqrt"

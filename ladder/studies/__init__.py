@@ -8,7 +8,6 @@ A study may know the packages before it in tests/project/test_order.py, but not 
 STUDIES = {
     "ablate": "ablate",
     "bench-compare": "commits.study",
-    "train --canary": "canary",
     "host": "host",
     "kernels": "kernelbench.study",
     "map": "map",

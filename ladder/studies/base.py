@@ -222,6 +222,16 @@ class Study(Generic[P, C, O]):
         """Take the three types from the base, `Study[Options, Case, Observed]`."""
         cls.types = get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]
 
+    def load_workload(self, options: P, name: str | None, device: str) -> tuple[str, Fields]:
+        """Return the workload that the user named, or the default, with its name. Raises UserError, one line."""
+        from ladder.plan import catalog
+
+        return catalog.load_workload(name or self.default_workload[device])
+
+    def reads_images(self, workload: Fields) -> bool:
+        """Return whether a workload's images are prepared."""
+        return self.uses_images and bool(workload["resolution"])
+
     def describe_model(self, model: Any, pool: Any, device: str, options: P) -> tuple[str, Fields, Any]:
         """Return name, workload and facts of a user's pair (`ladder.engine.models`). Raises UserError."""
         from ladder.engine import models

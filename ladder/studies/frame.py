@@ -311,7 +311,6 @@ def resolve_job(study: AnyStudy, options: Any, request: Request, machine: dict[s
     """
     from ladder.engine import models
     from ladder.engine.pool import Pool
-    from ladder.plan import catalog
 
     device = machine["device"]
     out = request.resume.parent if request.resume else request.out or ROOT / "results" / study.folder
@@ -323,8 +322,11 @@ def resolve_job(study: AnyStudy, options: Any, request: Request, machine: dict[s
                 name, workload, facts = study.describe_model(model, pool, device, options)
             models.refuse_idle_data(request.data, workload)
         else:
-            name, workload = catalog.load_workload(request.workload or study.default_workload[device])
-        images = request.data or workload["data"] or study.default_images if study.uses_images else None
+            name, workload = study.load_workload(options, request.workload, device)
+        reads = study.reads_images(workload)
+        if request.data and not reads:
+            raise UserError(f"--data: {name} has no images of its own: leave it out")
+        images = request.data or workload["data"] or study.default_images if reads else None
         workload = workload | {"data": images}
     return Job(
         device, name, workload, None, machine, options, out, request.resume,
@@ -337,9 +339,10 @@ def begin_file(study: AnyStudy, job: Job) -> AnyFile:
     from ladder.plan import catalog
 
     trained, images = None, None
+    reads = study.reads_images(job.workload)
     if study.uses_workload:
-        trained = record.name_workload(job, job.source if study.uses_images else None)
-    if study.uses_images and job.source:
+        trained = record.name_workload(job, job.source if reads else None)
+    if reads and job.source:
         images = identity.of_images(str(job.workload["data"]))
     header = record.make_header(study.kind, job.machine, trained, images=images)
     options = structs.replace(job.options, **dict.fromkeys(study.unstored))
@@ -383,7 +386,7 @@ def run_study(study: AnyStudy, job: Job) -> int:
         kept = {} if earlier is None else study.pick_kept(earlier)
         missing = {key: case for key, case in cases.items() if key not in kept}
         first = First(study.announce(job, missing), job.quiet)
-        if study.uses_images and job.workload["resolution"]:
+        if study.reads_images(job.workload):
             pictures = for_workload.prepare_images(job.workload["data"], job.workload, job.quiet, first)
             job = replace(job, workload=job.workload | {"data": pictures.path}, source=pictures.source)
         if earlier is None:

@@ -17,12 +17,13 @@ import math
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, structs
 
 from ladder.core import locks, options, text
 from ladder.core import records as r
+from ladder.core.errors import UserError
 from ladder.core.job import Job
 from ladder.core.options import declare_option
 from ladder.images import idx
@@ -36,6 +37,9 @@ from ladder.training.point import Point
 
 CONFIDENCE = 0.99  # of the margin
 TESTS = 0.90  # the interval that lies within the margin if both tests at 5% reject
+INSPECTIONS, TRAINING = ("parity", "receipts"), "training"
+WORSE = ("worse", "broke")  # answers that find a bug
+BUGS = "bugs"  # of ladder/plan/, and the module of their patches
 MEASURES = {"frechet": "Fréchet distance", "swd": "sliced Wasserstein distance x 1000"}
 
 
@@ -43,7 +47,7 @@ class Options(frame.Options):
     """The options of `ladder quality`."""
 
     rungs: Annotated[str | None, declare_option(
-        "Rungs to compare, each with all below it. [default: the highest]", metavar="A,B,...")] = None  # fmt: skip
+        "Rungs to compare, each with all below it; or bugs. [default: the highest; all]", metavar="A,B,...")] = None  # fmt: skip
     ladder: frame.Ladder = "full"
     seeds: Annotated[
         int, Meta(ge=2, le=100), declare_option("Trainings of each rung; the baseline has twice as many.")
@@ -59,21 +63,34 @@ class Options(frame.Options):
     jobs: Annotated[
         int,
         Meta(ge=1, le=64),
-        declare_option("Parallel trainings; with more than one, seconds do not count."),
+        declare_option(
+            "Parallel trainings; with more than one, steps are captured, and seconds do not count."
+        ),
     ] = 1
+    bugs: Annotated[bool, declare_option(
+        "Plant twenty bugs in the highest rung, each alone, and list what finds them.")] = False  # fmt: skip
+    by: Annotated[str | None, declare_option(
+        "With --bugs: what is to find them. [default: parity,receipts,training]", metavar="A,...")] = None  # fmt: skip
 
 
-class Case(RungCase):
-    """A training of a rung from a seed."""
+class Case(RungCase, kw_only=True):
+    """A training of a rung from a seed, or an inspection by parity or receipts. `bug` is planted in its step."""
 
     rung: r.Name
     seed: r.Count
+    bug: r.Name | None = None
+    by: Literal["parity", "receipts"] | None = None
+
+    @property
+    def variant(self) -> list[str] | None:
+        """Return what is planted, as a worker takes it."""
+        return [BUGS, self.bug] if self.bug else None
 
 
 class Observed(frame.Observation, kw_only=True):
-    """The points of a training, and how many images were compared at each."""
+    """The points of a training, and how many images were compared at each; or what an inspection found, if anything."""
 
-    ANSWER = "points"
+    finding: r.Line | None = None
     points: Annotated[list[Point], r.size_between(100)] = []
     samples: r.Count = 0
 
@@ -106,6 +123,21 @@ class Rung(r.Record, kw_only=True):
     quality_speedup: float | None = None
 
 
+class Bug(r.Record, kw_only=True):
+    """A planted bug: what parity and the receipts find, None if nothing, and the answer of its trainings."""
+
+    name: r.Name
+    parity: r.Line | None = None
+    receipts: r.Line | None = None
+    training: r.Text | None = None
+    tried: list[r.Name] = []
+
+    @property
+    def is_found(self) -> bool:
+        """Return whether any of them finds it."""
+        return bool(self.parity or self.receipts or self.training in WORSE)
+
+
 class Quality(r.Record, kw_only=True):
     """What follows from a file: the measure, half of the data beside the other half, the margin, and every rung."""
 
@@ -115,6 +147,7 @@ class Quality(r.Record, kw_only=True):
     margin: float | None
     target: float | None
     rungs: list[Rung]
+    bugs: list[Bug] = []
 
 
 class QualityStudy(Study[Options, Case, Observed]):
@@ -135,21 +168,35 @@ class QualityStudy(Study[Options, Case, Observed]):
 ladder quality                                 the highest rung of full, on a sample of Fashion-MNIST
 ladder quality --data FOLDER --seeds 10        on the images of a folder, or on MNIST's files
 ladder quality --ladder article --rungs bf16,graph_fills
+ladder quality --model my_pair.py --data photos      the rungs on a pair of your own
+ladder quality --bugs                          what finds a bug? Twenty are planted, each alone
 """
-    default_workload = {"cuda": "tiny", "cpu": "tiny"}
+    default_workload = {"cuda": "fashion", "cpu": "tiny"}
     default_images = str(idx.SAMPLE)
+    takes_pairs = True
     extendable = ("jobs",)
     answers, final = ("ok",), ("ok",)
 
     def plan_cases(self, job: Job) -> dict[str, Case]:
         own = job.options
+        if not job.workload["resolution"]:
+            raise UserError(
+                "this pair reads no images (no Input of source images), which samples are compared with"
+            )
+        if own.bugs and "pair" in job.workload:
+            raise UserError("--bugs are planted in StyleGAN2: leave out --model")
+        if own.bugs:
+            return plan_bugs(job)
+        if own.by is not None:
+            raise UserError("--by is for --bugs")
         base, *higher = frame.plan_rungs(job, own.ladder, ()).items()
         named = (
             frame.plan_rungs(job, own.ladder, options.split_names(own.rungs))
             if own.rungs
             else dict(higher[-1:])
         )
-        rungs = [base] * 2 + [(name, recipe) for name, recipe in named.items() if name != base[0]]
+        captured = capture_untimed(job, dict([base]) | named)
+        rungs = [(base[0], captured.pop(base[0]))] * 2 + [*captured.items()]
         return {
             f"{name}, seed {seed}": Case(rung=name, recipe=recipe, seed=seed)
             for number, (name, recipe) in enumerate(rungs)
@@ -157,6 +204,8 @@ ladder quality --ladder article --rungs bf16,graph_fills
         }
 
     def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
+        if job.options.bugs:
+            return f"quality: bugs of {job.name} on {job.device}, {text.format_count(len(cases), 'case')}"
         many = text.format_count(len(cases), "training")
         return (
             f"quality: {job.name} on {job.device}, {many} of {text.format_count(job.options.steps, 'step')}"
@@ -165,20 +214,30 @@ ladder quality --ladder article --rungs bf16,graph_fills
     def observe_all(self, session: Session) -> None:
         from ladder.core.stopping import stop_on_sigterm
         from ladder.machine import system
-        from ladder.training import canary
+        from ladder.training import seeds
 
         job, own, begin = session.job, session.job.options, time.monotonic()
-        setup = canary.Setup(job.workload, job.device, own.steps, points=min(own.points, own.steps))
+        for key, case in session.file.cases.items():
+            if case.by is not None and key not in session.file.observed:
+                session.keep(key, found := inspect_bug(session, case))
+                session.report(f"{key}: {found.finding or found.reason or 'nothing'}")
+        setup = seeds.Setup(job.workload, job.device, own.steps, points=min(own.points, own.steps))
         waiting = [
-            (key, case.recipe, case.seed)
-            for key, case in session.file.cases.items() if key not in session.file.observed
+            seeds.Task(key, case.recipe, case.seed, case.variant)
+            for key, case in session.file.cases.items() if case.by is None and key not in session.file.observed
         ]  # fmt: skip
-        floor = canary.measure_floor(setup)
+        if not waiting:
+            return
+        floor = seeds.measure_floor(setup)
         session.file = structs.replace(session.file, setup={"frechet": floor.frechet, "swd": floor.swd})
         gpu = next(iter(system.device_keys(job.device, 1)), None)
+        session.close()  # inspections hold the device
         with stop_on_sigterm(), locks.device_lock(gpu, shared=own.jobs > 1):
-            with contextlib.closing(canary.train_all(setup, waiting, own.jobs)) as trainings:
-                for done, ((key, *_), each) in enumerate(trainings, 1):
+            with contextlib.closing(seeds.train_all(setup, waiting, own.jobs)) as trainings:
+                for done, (task, each) in enumerate(trainings, 1):
+                    key = task.key
+                    if each.refused:
+                        raise UserError(str(each.reason))
                     reason = each.reason and text.make_display(each.reason)
                     points = [
                         structs.replace(one, seconds=one.seconds * (own.jobs == 1)) for one in each.points
@@ -196,18 +255,28 @@ ladder quality --ladder article --rungs bf16,graph_fills
                         break
 
     def find_status(self, file: File) -> int:
+        if file.options.bugs:
+            return int(derive_bugs(file)[0].is_found)
         return int(not self.has_answers(file) or any(rung.verdict == "worse" for rung in derive_rungs(file)))
 
     def derive(self, file: File) -> Quality:
         return Quality(
             ladder=file.ladder, measure=pick_measure(file), floor=derive_floor(file), margin=derive_margin(file),
-            target=derive_target(file), rungs=derive_rungs(file),
+            target=derive_target(file), rungs=derive_rungs(file), bugs=derive_bugs(file),
         )  # fmt: skip
 
     def name_file(self, file: File) -> list[str]:
-        return [*super().name_file(file), file.ladder or file.options.ladder]
+        own = file.options
+        bugs = (
+            [BUGS, *options.split_names(own.by or ""), *options.split_names(own.rungs or "")]
+            if own.bugs
+            else []
+        )
+        return [*super().name_file(file), file.ladder or own.ladder, *bugs]
 
     def summarize(self, file: File) -> list[str]:
+        if file.options.bugs:
+            return summarize_bugs(file)
         own, margin, floor, target = (
             file.options,
             derive_margin(file),
@@ -233,6 +302,9 @@ ladder quality --ladder article --rungs bf16,graph_fills
         return [*lines, frame.describe_software(file)]
 
     def list_tables(self, file: File) -> Iterable[Table]:
+        if file.options.bugs:
+            yield tabulate_bugs(derive_bugs(file))
+            return
         columns = [
             Column("rung"), Column("distance"), Column("difference, 90%"), Column("answer", "verdict"),
             Column("kernel distance", priority=3), Column("precision", priority=3), Column("recall", priority=3),
@@ -251,19 +323,41 @@ ladder quality --ladder article --rungs bf16,graph_fills
 
     def list_problems(self, file: File) -> Iterable[str]:
         for key, each in file.observed.items():
+            if file.cases[key].by is None and (each.status == "ok") != bool(each.points):
+                yield f"{key}: {each.status} contradicts its points"
             for one, other in itertools.pairwise(each.points):
                 if other.step <= one.step or other.seconds < one.seconds:
                     yield f"{key}: its points are not in order"
 
     def list_cautions(self, file: File) -> list[str]:
-        broke = [key for key, each in file.observed.items() if each.status != "ok"]
+        broke = [key for key, each in file.observed.items() if each.status != "ok" and not file.options.bugs]
         return [f"{key}: {file.observed[key].status}: {file.observed[key].reason}" for key in broke]
 
     def draw(self, file: File, kind: str) -> bytes | None:
-        return drawing.save(lambda: _draw_figure(file), kind) if any(list_curves(file).values()) else None
+        is_drawn = any(list_curves(file).values()) and not file.options.bugs
+        return drawing.save(lambda: _draw_figure(file), kind) if is_drawn else None
 
 
 STUDY = QualityStudy()
+
+
+def capture_untimed(job: Job, recipes: Mapping[str, r.Fields]) -> dict[str, r.Fields]:
+    """Return recipes of captured steps where nothing is timed: graphs launch the same kernels in less time."""
+    from ladder.machine import system
+    from ladder.plan import catalog
+    from stylegan_lite.config import ConfigError, Recipe
+
+    able, graphs = system.list_capabilities(job.device), catalog.load_rung("cuda_graphs")
+    if job.options.jobs == 1 or catalog.find_missing(graphs.needs, able):
+        return {**recipes}
+    captured = {}
+    for name, recipe in recipes.items():
+        captured[name] = {**recipe, **graphs.change}
+        try:
+            Recipe.from_dict(captured[name])
+        except ConfigError:
+            captured[name] = recipe
+    return captured
 
 
 def format_number(value: float | None) -> str | None:
@@ -284,8 +378,9 @@ def pick_distance(file: File, point: Point) -> float:
 
 def list_curves(file: File) -> dict[str, dict[str, Observed]]:
     """Return what was observed of each rung by key, the baseline first; also trainings that broke."""
-    rungs: dict[str, dict[str, Observed]] = {case.rung: {} for case in file.cases.values()}
-    for key, case in file.cases.items():
+    trained = {key: case for key, case in file.cases.items() if case.by is None}
+    rungs: dict[str, dict[str, Observed]] = {case.rung: {} for case in trained.values()}
+    for key, case in trained.items():
         if key in file.observed:
             rungs[case.rung][key] = file.observed[key]
     return rungs
@@ -315,7 +410,9 @@ def derive_margin(file: File) -> float | None:
 
     The deviation is that of all 2n trainings of the baseline; None until all are there.
     """
-    base, seeds = next(iter(list_curves(file))), file.options.seeds
+    base, seeds = next(iter(list_curves(file)), None), file.options.seeds
+    if base is None:
+        return None
     distances = [value for value in list_last(file, base) if value is not None]
     if len(distances) < 2 * seeds:
         return None
@@ -325,9 +422,10 @@ def derive_margin(file: File) -> float | None:
 
 def derive_target(file: File) -> float | None:
     """Return the distance to reach: the user's, or what the baseline reaches, its margin included."""
-    base, margin = list_last(file, next(iter(list_curves(file)))), derive_margin(file)
+    margin = derive_margin(file)
     if file.options.target is not None or margin is None:
         return file.options.target
+    base = list_last(file, next(iter(list_curves(file))))
     return statistics.fmean(value for value in base if value is not None) + margin
 
 
@@ -367,7 +465,8 @@ def find_seconds(points: Sequence[tuple[float, float]], target: float) -> float 
 def derive_rungs(file: File) -> list[Rung]:
     """Return every rung, judged where all its trainings are there."""
     margin, target, is_timed = derive_margin(file), derive_target(file), file.options.jobs == 1
-    planned = {rung: sum(case.rung == rung for case in file.cases.values()) for rung in list_curves(file)}
+    trained = [case.rung for case in file.cases.values() if case.by is None]
+    planned = {rung: trained.count(rung) for rung in list_curves(file)}
     rungs: list[Rung] = []
     for name, runs in list_curves(file).items():
         last = list_last(file, name)
@@ -399,11 +498,135 @@ def derive_rungs(file: File) -> list[Rung]:
     return rungs
 
 
+# --- planted bugs -----------------------------------------------------------------------------------------------------
+
+CLEAN = "clean"
+
+
+def plan_bugs(job: Job) -> dict[str, Case]:
+    """Return the inspections of the highest rung and of each bug in it, then trainings: twice as many without a bug."""
+    from ladder.machine import system
+    from ladder.plan import beside, catalog
+
+    own = job.options
+    every = (*INSPECTIONS, TRAINING)
+    by = every if own.by is None else options.split_names(own.by)
+    if not by or (wrong := [each for each in by if each not in every]):
+        raise UserError(f"--by {wrong[0] if by else ''}: give some of {', '.join(every)}")
+    recipe = [*capture_untimed(job, frame.plan_rungs(job, own.ladder, ())).values()][-1]
+    able, entries = system.list_capabilities(job.device), beside.load_beside(BUGS).entries
+    chosen = catalog.choose_names(
+        [*entries], options.split_names(own.rungs) if own.rungs else None, "the bugs"
+    )
+    recipes = {CLEAN: recipe} | {
+        name: {**recipe, **entry.change}
+        for name, entry in entries.items() if name in chosen and not catalog.find_missing(entry.needs, able)
+    }  # fmt: skip
+    planted = {name: None if name == CLEAN else name for name in recipes}
+    cases = {
+        f"{name}, {each}": Case(rung=name, recipe=fields, seed=0, by=each, bug=planted[name])  # type: ignore[arg-type]
+        for name, fields in recipes.items() for each in INSPECTIONS if each in by
+    }  # fmt: skip
+    for name, fields in recipes.items() if TRAINING in by else ():
+        for seed in range(own.seeds * (2 if name == CLEAN else 1)):
+            cases[f"{name}, seed {seed}"] = Case(rung=name, recipe=fields, seed=seed, bug=planted[name])
+    return cases
+
+
+def inspect_bug(session: Session, case: Case) -> Observed:
+    """Return what parity or the receipts find in a step with a bug; a step that breaks is a finding, too."""
+    from ladder import receipts
+    from ladder.engine.pool import WorkerFailure
+
+    is_parity = case.by == "parity"
+    try:
+        with session.prepare_worker(
+            case.recipe, case.seed, keep_gradients=is_parity, variant=case.variant
+        ) as worker:
+            if is_parity:
+                finding = worker.call("parity")["reason"]
+            else:
+                worker.call("profile", part="load")
+                worker.call("trace")
+                finding = receipts.reason(worker.call("receipts")["receipts"])
+    except WorkerFailure as failure:
+        reason = text.make_display(failure.reason)
+        if failure.status not in ("failed", "invalid"):
+            return Observed(status=failure.status, reason=reason)  # type: ignore[arg-type]
+        finding = f"broke: {reason}"
+    return Observed(finding=finding)
+
+
+def derive_bugs(file: File) -> list[Bug]:
+    """Return what finds each bug, the step without any first; none of a file without bugs."""
+    if not file.options.bugs:
+        return []
+    verdicts = {rung.name: rung.verdict for rung in derive_rungs(file)}
+    bugs: dict[str, Bug] = {}
+    for key, case in file.cases.items():
+        bug = bugs.setdefault(case.rung, Bug(name=case.rung, training=verdicts.get(case.rung)))
+        if (each := file.observed.get(key)) is not None and each.status in ("ok", "failed"):
+            more = {case.by: each.finding} if case.by else {}
+            bug = structs.replace(bug, tried=[*dict.fromkeys((*bug.tried, case.by or TRAINING))], **more)
+        bugs[case.rung] = bug
+    return [*bugs.values()]
+
+
+def join_bugs(one: Bug, other: Bug) -> Bug:
+    """Return what two files know of a bug: a method's finding is that of the file that tried it."""
+    more = {by: getattr(other, by) for by in other.tried}
+    return structs.replace(one, tried=[*dict.fromkeys((*one.tried, *other.tried))], **more)
+
+
+def describe_answer(file: File) -> str:
+    """Return the answer of a file as a clause: each rung's, at which size, after how many images."""
+    work = file.workload or {}
+    answers = ", ".join(f"`{rung.name}` {rung.verdict}" for rung in derive_rungs(file)[1:])
+    images = (
+        f"{int(work['batch']) * file.options.steps:,} images at {work['resolution']}x{work['resolution']}"
+    )
+    return f"{answers} after {images}, {file.options.seeds} seeds"
+
+
+def summarize_bugs(file: File) -> list[str]:
+    """Return the title and the sentences above the table of bugs."""
+    bugs = [bug for bug in derive_bugs(file) if bug.name != CLEAN]
+    return [
+        f"What finds a bug? {file.ladder} on {file.machine.gpu or file.machine.cpu}",
+        f"Workload {frame.describe_workload(file)}: {sum(bug.is_found for bug in bugs)} of {len(bugs)} planted bugs are"
+        f" found, {sum(bug.parity is not None for bug in bugs)} by parity.",
+        frame.describe_software(file),
+    ]
+
+
+def tabulate_bugs(bugs: Sequence[Bug]) -> Table:
+    """Return what finds each bug, and the first finding in words."""
+    from ladder.plan import beside
+
+    plan = beside.load_beside(BUGS)
+    titles = {CLEAN: plan.first_title} | {name: entry.title for name, entry in plan.entries.items()}
+    rows = []
+    for bug in bugs:
+        parity, receipts = (
+            "yes" if getattr(bug, by) else "no" if by in bug.tried else None for by in INSPECTIONS
+        )
+        rows.append([titles[bug.name], parity, receipts, bug.training, bug.parity or bug.receipts])
+    columns = [
+        Column("bug"),
+        Column("parity"),
+        Column("receipts"),
+        Column("training"),
+        Column("finding", priority=3),
+    ]
+    return Table(columns, rows)
+
+
 # --- the chart: every training's distance over the images it has seen, the baseline's in grey ------------------------
 
 
 def _draw_figure(file: File) -> Any:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogFormatter
 
     figure = Figure(figsize=(9.5, 5.2))
     axes = figure.add_axes((0.09, 0.12, 0.88, 0.66))
@@ -423,6 +646,8 @@ def _draw_figure(file: File) -> Any:
                 1, value, label, transform=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=8
             )
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(LogFormatter())  # the default writes powers as formulas
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
     axes.set_xlabel("images", color=LIGHT.muted)
     axes.set_ylabel(MEASURES[pick_measure(file)], color=LIGHT.muted)
     drawing.clear_axes(axes)

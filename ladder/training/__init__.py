@@ -1,1 +1,1 @@
-"""The training behind `ladder train`: the timed step with sample grids, loss log and checkpoints, and the canary."""
+"""The training behind `ladder train`: the timed step with grids, loss log and checkpoints; and several side by side."""

@@ -1,7 +1,7 @@
 """Distances between two sets of images, in the features of a network: how far are samples from the data?
 
 Features are [N, F]; all results are floats. The sliced Wasserstein distance, which needs no features, is
-`ladder.training.canary.measure_distances`.
+`ladder.training.seeds.measure_distances`.
 """
 
 from __future__ import annotations

@@ -25,14 +25,10 @@ WAITING, IDLE = 0.1, 0.1  # of a step: for the loader, and by the GPU
 PRODUCTS_SHARE = 0.2  # of a step in FP32 products, above which BF16 is worth a try
 FUSABLE, FEW_TENSORS = ("Adam", "AdamW", "SGD", "Adagrad"), 8
 BUSY_CORES = 3.0
-THEIRS = (
-    "grad_scaler",
-    "optimizer",
-    "loader",
-    "watch",
-)  # purposes of synchronizations that are not the user's
+REDUCED, CHANGING = 1.5, 0.5  # times the gradients' bytes in a step; part of the convolutions' shapes
+THEIRS = ("grad_scaler", "optimizer", "loader", "watch")  # purposes of what is not the user's own
 CONVERSION = re.compile(r"n(chw|hwc)(to|2)n(chw|hwc)", re.IGNORECASE)
-IN_PLACE = re.compile(r"aten::(add|mul|sub|div|lerp|copy|addcmul)_")
+UPDATING = re.compile(r"aten::((add|mul|sub|div|copy|addcmul)_|lerp_?)")
 CONVERTING = ("aten::contiguous", "aten::clone", "aten::to", "aten::copy_")
 UNOWNED = -2
 
@@ -78,6 +74,7 @@ class Optimizer(Record):
     capturable: bool
     backward: list[Words]
     calls: Count
+    reduced: Amount = 0.0  # how often its gradients are added up over the ranks, by bytes
 
 
 class Loader(Record):
@@ -147,6 +144,8 @@ class Observation(Record, kw_only=True):
     convolution: Precision
     anomaly: bool
     blocking: bool
+    benchmark: bool | None = None  # cuDNN's search; None where its algorithms must be deterministic
+    new_shapes: Amount = 0.0  # part of the convolutions' shapes that earlier steps had not
     repaired: bool = False  # second derivatives of convolutions are those of `fast_double_backward`
     walls_ms: Annotated[list[Real], Meta(min_length=2)]
     window: Positive
@@ -356,9 +355,9 @@ def find_unfused_optimizer(seen: Observation) -> Answer:
 
 
 def find_parameter_loop(seen: Observation) -> Answer:
-    """Find in-place operators that read the weights of an optimizer, many times at one line."""
+    """Find updates by the weights of an optimizer, many times at one line: in place, or `copy_(p.lerp(...))`."""
     many = [max(FEW_TENSORS, each.tensors / 2) * seen.window for each in seen.optimizers]
-    rows = [e for e in seen.rows if e.owner >= 0 and not e.order and not e.via and IN_PLACE.fullmatch(e.top)]
+    rows = [e for e in seen.rows if e.owner >= 0 and not e.order and not e.via and UPDATING.fullmatch(e.top)]
     lines = {each.line for each in rows if each.calls >= many[each.owner]}
     return [each for each in seen.rows if each.line in lines and not each.order]
 
@@ -411,6 +410,25 @@ def find_idle_scalers(seen: Observation) -> Sequence[str]:
     return seen.scalers if "bfloat16" in kinds and "float16" not in kinds else []
 
 
+def find_repeated_reductions(seen: Observation) -> Answer:
+    often = {k: each.reduced for k, each in enumerate(seen.optimizers) if each.reduced > REDUCED}
+    rows = [each for each in seen.rows if each.phase in often and each.op == "c10d::allreduce_"]
+    wasted = sum(seen.measure([row for row in rows if row.phase == k]) * (1 - 1 / often[k]) for k in often)
+    lines = [line for k in often for line in seen.optimizers[k].backward]
+    return Loss(lines, wasted if seen.gpu else None, [f"{max(often.values()):.2g}"]) if often else None
+
+
+def find_benchmark(seen: Observation) -> Answer:
+    """Find convolutions for which cuDNN's search is off though their shapes stay, or on though they change."""
+    rows = [each for each in seen.rows if families.is_convolution(each.family) and not each.order]
+    is_off = seen.benchmark is False and not seen.new_shapes
+    is_wrong = is_off or (seen.benchmark and seen.new_shapes > CHANGING)
+    if not (seen.gpu and is_wrong and seen.measure(rows) > CHAINED * seen.step_ms):
+        return None
+    state = "off, and their shapes stay" if is_off else "on, and their shapes change"
+    return Loss(rows, None, [state, str(is_off)])
+
+
 def find_kept_graphs(seen: Observation) -> Sequence[str]:
     def is_growing(nodes: list[int]) -> bool:
         more = [after - before for before, after in itertools.pairwise(nodes)]
@@ -459,7 +477,7 @@ FINDINGS: dict[str, Advice] = {
         'capture each phase in a CUDA graph (docs/adopt.md), or `torch.compile(mode="reduce-overhead")`{}',
         "a graph replays fixed shapes, branches and random numbers", "cuda_graphs"),
     "synchronizations": Advice(
-        find_synchronizations, "the CPU waits for the GPU in each step: {}",
+        find_synchronizations, "the CPU waits for the GPU in each step ({})",
         "keep values on the GPU (`.detach()`, `torch.where`, masks), and read them once in a hundred steps",
         rung="item_each_step"),
     "slow_loader": Advice(
@@ -473,7 +491,7 @@ FINDINGS: dict[str, Advice] = {
         "copies to the GPU from ordinary memory, for which the CPU waits",
         "`pin_memory=True` in the loader and `.to(device, non_blocking=True)`", rung="blocking_copies"),
     "unfused_optimizer": Advice(
-        find_unfused_optimizer, "an optimizer updates its weights in several passes", "`fused=True`",
+        find_unfused_optimizer, "an optimizer updates its weights in several passes", "`fused=True` where it is made",
         rung="fused_adam"),
     "parameter_loop": Advice(
         find_parameter_loop, "a loop in Python over all weights, such as a moving average",
@@ -493,7 +511,7 @@ FINDINGS: dict[str, Advice] = {
         "`torch.compile` for the function, or for bias, leaky ReLU and gain `ladder export out --ops bias_act`",
         "what torch.compile compiles cannot be differentiated twice", "fused_act"),
     "frozen_gradients": Advice(
-        find_frozen_gradients, "gradients of weights are computed and dropped: of those that {} trains",
+        find_frozen_gradients, "gradients are computed and dropped for the weights that {} updates",
         "freeze the other network before this line: `D.requires_grad_(False)`, and True before its own",
         "freeze before a CUDA graph is captured", "g_not_frozen"),
     "unowned_gradients": Advice(
@@ -525,6 +543,13 @@ FINDINGS: dict[str, Advice] = {
     "small_buckets": Advice(
         list_lines(lambda seen: [e.line for e in seen.parallels if e.gradients_mib > 8 * e.bucket_mib]),
         "DDP reduces gradients in many small buckets", "`bucket_cap_mb=25`, the default, or more"),
+    "repeated_reductions": Advice(
+        find_repeated_reductions, "gradients are added up over the ranks {} times a step",
+        "`with net.no_sync():` around each backward pass but the last; freeze what a phase does not train",
+        "forward and backward pass both belong inside of `no_sync`"),
+    "cudnn_benchmark": Advice(
+        find_benchmark, "cuDNN's search for convolutions is {}", "`torch.backends.cudnn.benchmark = {}`",
+        "other algorithms round differently", "cudnn_benchmark"),
     "spinning_threads": Advice(
         describe(lambda seen: f"{seen.busy_cores:.1f}" if seen.gpu and seen.busy_cores > BUSY_CORES else ""),
         "the process keeps {} cores busy beside the GPU", "`torch.set_num_threads(1)`, or OMP_NUM_THREADS=1"),

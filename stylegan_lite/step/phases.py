@@ -17,10 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from kernels.common import dependent_launch
+from kernels.double_backward import fast_double_backward
 from stylegan_lite.config import ConfigError, Recipe
 from stylegan_lite.step import fills, micro, recompute
 from stylegan_lite.step.compiled import Compiled
 from stylegan_lite.step.data import make_feed
+from stylegan_lite.step.fused import BATCH_NORMS, GROUP_NORMS, FusedNorms, GroupedSpectral, GroupedWeights
 from stylegan_lite.step.inputs import PhaseInputs
 from stylegan_lite.step.pair import CYCLE, Hooks, Input, Pair, Work, autocast, run_under, trained
 from stylegan_lite.step.parallel import ParallelStreams
@@ -84,9 +86,14 @@ class Phases:
         if not self.hooks.autocasts:
             for network in (*self.networks.values(), *self.averages.values()):
                 run_under(network, self.work)
+        kinds = GROUP_NORMS * recipe.fused_group_norm + BATCH_NORMS * recipe.fused_batch_norm
+        self.norms = FusedNorms(self.networks.values(), kinds)
+        self.grouped = GroupedWeights(self.networks.values() if recipe.fused_weight_norm else ())
+        self.spectral = GroupedSpectral(self.networks.values() if recipe.fused_spectral_norm else ())
+        self.served = 0  # second derivatives of convolutions that `double_backward` computed
         self.blocks: recompute.Blocks | None = None
         if recipe.checkpointing and not self.hooks.recomputes:
-            self.blocks = recompute.Blocks(pair)
+            self.blocks = recompute.Blocks(pair, self.norms.running)
         self.copies = {
             self.networks[name]: ComputeWeights(self.networks[name], self._entries(name)) for name in names
         }
@@ -209,7 +216,12 @@ class Phases:
 
     def _compute(self, phase: str) -> None:
         with global_flags(self.recipe):
-            self._update(phase)
+            if self.recipe.double_backward and self.kinds[phase].twice:
+                with fast_double_backward() as use:
+                    self._update(phase)
+                self.served += use.calls
+            else:
+                self._update(phase)
 
     def _update(self, phase: str) -> None:
         network, optimizer = self._trained(phase)
@@ -226,6 +238,8 @@ class Phases:
         try:
             loss = self._backward(phase, network, scale)
         finally:  # One network's phases may pass through another, too.
+            self.grouped.clear()
+            self.spectral.clear()
             if early is not None:
                 network.notice = None
         if phase not in self.unreached:
@@ -356,7 +370,24 @@ class Phases:
 
     def _loss(self, phase: str, k: int = 0, parts: int = 1) -> Tensor:
         """Return the loss of a phase on part ``k`` of its batch."""
-        return self.pair.loss(phase, self.given[phase].take(k, parts))
+        self.spectral.begin(phase)
+        if self.grouped.used:
+            with self.amp():
+                self.grouped.make(phase)
+        with self.norms.running(phase):
+            return self.pair.loss(phase, self.given[phase].take(k, parts))
+
+    def observe_norms(self) -> None:
+        """Look how each phase's loss uses norms, if some are to be fused."""
+        if not (self.norms.modules or any(self.grouped.layers) or any(self.spectral.layers)):
+            return
+        for phase in self.order:
+            self._fill(phase)
+            self._free(phase)
+            self.grouped.seen.clear()
+            self.norms.observe(phase, functools.partial(self._loss, phase))
+            self.grouped.note(phase)
+            self.spectral.note(phase)
 
     def _update_ema(self) -> None:
         for name, images in self.pair.averages.items():

@@ -29,6 +29,7 @@ def prepare(step: Phases) -> dict[str, float]:
     took = {"cache_s": start - begin} if step.recipe.cached_images else {}
     before = copy.deepcopy(saving.state_dict(step))
     step.feed.next()
+    step.observe_norms()
     side = _side_stream(step)
     with side:  # under the stream, flags and modes of the warm-up
         # Our kernels come first, side by side: torch.compile would launch them, and Triton compile them, one by one.

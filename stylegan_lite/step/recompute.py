@@ -163,8 +163,9 @@ class Blocks:
     Running statistics of its batch norms move once. A block draws no random numbers, as a loss does not.
     """
 
-    def __init__(self, pair: Any) -> None:
-        self.on, self.runs = False, 0  # runs: of blocks in backward
+    def __init__(self, pair: Any, around: Callable[[], contextlib.AbstractContextManager]) -> None:
+        """around: the context in which a block runs again."""
+        self.on, self.runs, self.around = False, 0, around  # runs: of blocks in backward
         for name in dict.fromkeys(phase.network for phase in pair.phases):
             for block in getattr(pair, "blocks", lambda network: [])(name):
                 self._wrap(block)
@@ -193,7 +194,8 @@ class Blocks:
             if each.num_batches_tracked is not None:
                 each.num_batches_tracked = each.num_batches_tracked.clone()
         try:
-            yield
+            with self.around():
+                yield
         finally:
             for each, momentum, count in before:
                 each.momentum, each.num_batches_tracked = momentum, count

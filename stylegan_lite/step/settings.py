@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kernels.common import dependent_launch
+from kernels.linear.conv2d import conv2d_if_grouped
 from stylegan_lite.config import Recipe
 
 
@@ -24,6 +25,8 @@ def global_flags(recipe: Recipe) -> Iterator[None]:
     if recipe.fp32_precision != "default":
         wanted.append((torch.backends.cudnn.conv, "fp32_precision", recipe.fp32_precision))
         wanted.append((torch.backends.cuda.matmul, "fp32_precision", recipe.fp32_precision))
+    if recipe.fused_grouped_conv:  # modules call it by this name
+        wanted.append((torch.nn.functional, "conv2d", conv2d_if_grouped))
     if recipe.dependent_launch:
         wanted.append((dependent_launch, "ON", True))
     with set_flags(wanted):

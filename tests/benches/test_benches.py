@@ -124,6 +124,7 @@ def test_discovery_imports_neither_torch_nor_triton_nor_pytest(tmp_path):
         "workloads.Workload.track_peak_memory",
         "phases.Phase.samples_time",
         "loading.Loading.samples_seconds_per_image",
+        "training.Training.track_distance",
         "preparing.Compiling.samples_seconds",
         "preparing.Capturing.samples_seconds",
         "kernels.Kernel.samples_cold",
@@ -136,7 +137,8 @@ def test_discovery_imports_neither_torch_nor_triton_nor_pytest(tmp_path):
             benchmark["version"] == "1" and benchmark["timeout"] >= 600
         )  # explicit: hashes of source orphan results
     for name, benchmark in benchmarks.items():  # never a rate: asv takes less for better
-        assert benchmark["unit"] == ("bytes" if name.endswith("memory") else "seconds")
+        other = {"memory": "bytes", "distance": "distance"}
+        assert benchmark["unit"] == other.get(name.rpartition("_")[2], "seconds")
 
 
 @pytest.fixture

@@ -4,13 +4,16 @@ import json
 import re
 
 import pytest
+from asv_runner.benchmarks.mark import SkipNotImplemented
 
-from benches import _frozen, _measure, loading, phases, preparing, series, workloads
+from benches import _frozen, _measure, loading, phases, preparing, series, training, workloads
 from ladder.engine import once, parts
 from ladder.machine import caches, system
 from ladder.plan import catalog, needs
 from ladder.publish.history import notes as asvnotes
 from ladder.report import tiles
+from ladder.training import seeds
+from ladder.training.point import Point
 from stylegan_lite.config import Recipe
 
 EVERYTHING = dict.fromkeys(system.CAPABILITIES)
@@ -32,7 +35,7 @@ def test_parameter_values_are_only_ever_appended():
 
 def test_every_other_workload_has_its_baseline_and_the_highest_rung_with_a_series():
     ladder = catalog.load_ladder("full")
-    known = set(series.WORKLOADS) | {"article-sn"}  # of another ladder, `more`
+    known = set(series.WORKLOADS) | {"article-sn", "fashion"}  # of the ladder `more`, and of `quality`
     assert set(workloads.WORKLOADS) == set(catalog.list_workloads()) - known
     for name in workloads.WORKLOADS:
         climbed = catalog.plan_climb(
@@ -110,6 +113,29 @@ def test_what_a_machine_cannot_do_is_not_applicable(here):
         (preparing.Compiling, "tiny", "cached_uint8", "cold"),
     ):
         benchmark().setup(*params)
+
+
+@pytest.mark.parametrize("broken", [None, "ConfigError: recipe: unknown key", "the samples are not finite"])
+def test_a_distance_is_the_mean_of_its_seeds(here, monkeypatch, broken):
+    cpu = {"device": "cpu", "capabilities": system.list_capabilities("cpu")}
+    (here / "handover" / "machine.json").write_text(json.dumps(cpu))
+    asked = []
+
+    def train(setup, task, real):
+        asked.append((setup.steps, task.seed, task.recipe))
+        point = Point(levels={"32": 1.0}, frechet=10.0 * len(asked))
+        return seeds.Outcome(reason=broken) if broken else seeds.Outcome((point,), 16)
+
+    monkeypatch.setattr(seeds, "train_rung", train)
+    monkeypatch.setattr(seeds, "read_real", lambda setup: None)
+    benchmark = training.Training()
+    benchmark.setup("tiny", "baseline")
+    if broken:
+        with pytest.raises(SkipNotImplemented if "Config" in broken else RuntimeError):
+            benchmark.track_distance("tiny", "baseline")
+        return
+    assert benchmark.track_distance("tiny", "baseline") == 20
+    assert asked == [(100, seed, series.SERIES["tiny", "baseline"].recipe) for seed in range(3)]
 
 
 def test_all_phases_come_from_one_process_and_are_captured_apart(here, monkeypatch):

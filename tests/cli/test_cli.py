@@ -137,25 +137,6 @@ def test_train_gets_the_recipe_of_the_rung_and_a_divergence_is_status_1(tmp_path
     assert seen.exit_code == 1 and "D_r1 is NaN at step 48" in seen.stderr
 
 
-def test_the_canary_trains_every_rung_and_ends_with_1_where_one_is_worse(tmp_path, fakes, monkeypatch):
-    from ladder.training import canary
-
-    def training(setup, recipe, real, seed):
-        worse = recipe.get("precision") == "bf16" and not recipe.get("set_to_none")
-        return canary.Outcome((canary.Point(levels={"32": (200.0 if worse else 50.0) + seed}),), 16)
-
-    monkeypatch.setattr(canary, "train_rung", training)
-    monkeypatch.setattr(canary, "read_real", lambda *_: None)
-    common = ("train", "--canary", "--steps", 2, "--device", "cpu", "--out", tmp_path)
-    seen = call(*common)
-    assert seen.exit_code == 1, seen.output
-    lines = {line.split()[0]: line for line in seen.stdout.splitlines() if line.strip()}
-    assert "worse" in lines["bf16"] and "as good" in lines["set_to_none"] and "n/a" in lines["cuda_graphs"]
-    assert len(list(tmp_path.glob("*-tiny-article.json"))) == 1
-    assert call(*common, "--recipe", "bf16").exit_code == 2
-    assert "--out" in call("train", "--steps", 2).stderr
-
-
 def test_a_ladder_of_the_real_model_from_a_folder_of_pictures(tmp_path):
     """End to end: real images, real workers, the real step; the smallest workload and one cycle."""
     (tmp_path / "photos").mkdir()

@@ -38,6 +38,7 @@ MEASURING = (
     "ablate",
     "map",
     "profile baseline",
+    "quality",
 )
 
 
@@ -177,7 +178,7 @@ WRONG = [
     *itertools.product(("run", "train"), ("--recipe",), ("", "bf61", "fp3.yaml", "graphs.yaml", "missing.yaml")),
     *itertools.product(("run", "train", "noise", "scale flat"), ("--data",), ("", "missing", "text", "broken")),
     *itertools.product(("run", "train", "kernels", "map"), ("--out",), ("", "empty", "empty/x", "/proc/x")),
-    *itertools.product(("precision", "train --canary", "run --mode leave-one-out"), ("--out",), ("empty/x",)),
+    *itertools.product(("precision", "quality", "run --mode leave-one-out"), ("--out",), ("empty/x",)),
     *itertools.product(("run --budget", "sustain --seconds"), ("nan", "-1", "x", "1_0", "", "1e999")),
     *itertools.product(("kernels --minutes", "submit --budget"), ("nan", "inf")),
     *itertools.product(("run --rungs", "sustain", "noise", "profile", "map --rung"), ("bf61", "")),
@@ -192,7 +193,7 @@ WRONG = [
     ("run", "--quick", "--budget", "3"), ("run", "--mode", "mistakes", "--ladder", "full"), ("run", "extra"),
     ("run", "--recipe", "x.yaml", "--mode", "solo"), ("run", "--mode", "levers", "--rungs", "wide"),
     ("run", "--without", "bf16", "--mode", "solo"), ("run", "--without", "turbo"), ("run", "--rungs", "cuda_graphs"),
-    ("train --canary", "--seed", "3"), ("train --canary", "--truncation", "0.7"), ("train", "--seeds", "5"),
+    ("quality", "--by", "parity"), ("quality --bugs", "--by", "eye"),
     ("scale flat", "--gpus", "1", "--scaling", "weak", "--total", "16"),
     ("doctor --roofline", "--gpu h200 --device cpu"),
     ("bench-compare --report x.json", "--rounds 5"), ("bench-compare --report x.json", "-w tiny"),
@@ -225,7 +226,7 @@ def _split(part: str) -> list[str]:
     return [part] if not part.strip() or "Leerzeichen" in part else part.split()
 
 
-@pytest.mark.parametrize("asked", [*MEASURING, "train", "train --canary"])
+@pytest.mark.parametrize("asked", [*MEASURING, "train"])
 def test_a_folder_that_another_run_holds_is_the_only_line(asked: str, tmp_path: Path) -> None:
     name, out = text.make_slug(system.describe_machine("cpu")["name"]), tmp_path / "out"
     folder = out / name if asked == "run" else out

@@ -52,8 +52,11 @@ def test_a_pair_is_described_and_what_it_lacks_stands_in_one_line(tmp_path):
     json.dumps(found)
     assert (found["fields"]["batch"], found["fields"]["resolution"]) == (6, None)
     assert found["facts"]["phases"] == ["G_main trains G", "D_main trains D"]
-    facts = {key: found["facts"][key] for key in ("adam", "split", "graphs", "images", "blocks", "conv2d")}
-    assert [key for key, why in facts.items() if why] == ["images", "blocks", "conv2d"]
+    facts = {
+        key: found["facts"][key]
+        for key in ("adam", "split", "graphs", "images", "blocks", "conv2d", "fused_grouped_conv")
+    }
+    assert [key for key, why in facts.items() if why] == ["images", "blocks", "conv2d", "fused_grouped_conv"]
 
 
 def test_the_digest_follows_the_source_and_the_settings(tmp_path):

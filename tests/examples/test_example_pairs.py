@@ -26,9 +26,9 @@ def ladder(*arguments, cwd=ROOT):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=500)
 
 
-def with_model(name):
+def with_model(name, device="cpu"):
     settings = [part for each in TINY[name] for part in ("--set", each)]
-    return ["--model", ROOT / "examples" / "pairs" / f"{name}.py", *settings, "--device", "cpu"]
+    return ["--model", ROOT / "examples" / "pairs" / f"{name}.py", *settings, "--device", device]
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -51,6 +51,15 @@ def test_an_example_climbs_with_receipts_and_parity(name, tmp_path):
     assert len(result["workload"]["pair"]) == 16
     checked = ladder("validate", stored)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["dcgan", "vocoder"])
+def test_an_example_climbs_all_rungs_on_a_gpu(name, tmp_path):
+    quick = ["--generations", 1, "--cycles", 1, "--out", tmp_path, "--json"]
+    done = ladder("run", *with_model(name, "cuda"), *quick)
+    assert done.returncode == 0, done.stderr
+    assert {rung["status"] for rung in json.loads(done.stdout)["rungs"]} <= {"ok", "n/a"}
 
 
 def test_the_page_has_the_whole_adapter():

@@ -76,6 +76,11 @@ def filtered(op: str, *, alone: bool = False, **how: Any) -> Callable[..., Any]:
     )
 
 
+def groups_of(x: Tensor) -> int:
+    """Return a number of groups that divides the channels, if there is one of several channels each."""
+    return next((n for n in (4, 3, 2) if x.shape[1] % n == 0 and x.shape[1] > n), 1)
+
+
 def resampled(op: str, **how: Any) -> Callable[..., Any]:
     return lambda k, x: getattr(k, op)(x, LOPSIDED, **how)
 
@@ -125,6 +130,11 @@ CASES: dict[str, Case] = {
         ],
         **OWN,
     ),
+    "weight_norm": Case(
+        "HC32 W7 H111 W1",
+        lambda k, v, w, g, h: k.weight_norm([v.to(w.dtype), w], [g, h]),
+        slack=2,
+    ),
     "minibatch_std": Case("NCHW", lambda k, x: k.minibatch_std(x, 64, multiple=4), **OWN),
     # samples, group, parts: several groups in each part, one, parts smaller than a group, no statistics
     **{
@@ -139,6 +149,21 @@ CASES: dict[str, Case] = {
     "instance_norm_act": Case("NCHW NC NC", lambda k, x, s, b: k.instance_norm_act(x, s, b), contained=True),
     "instance_norm_act noise": Case(
         "NCHW NC NC . N1HW'", lambda k, x, s, b, t, e: k.instance_norm_act(x, s, b, noise=e, strength=t)
+    ),
+    "group_norm_act": Case(
+        "NCHW C C", lambda k, x, w, b: k.group_norm_act(x, groups_of(x), w, b, silu=True), slack=2
+    ),
+    "group_norm_act alone": Case(
+        "NCHW", lambda k, x: k.group_norm_act(x, x.shape[1], slope=0.2), contained=True, slack=2
+    ),
+    "batch_norm_act": Case("NCHW C C", lambda k, x, w, b: k.batch_norm_act(x, w, b, slope=0.2), slack=2),
+    "batch_norm_act running": Case(
+        "NCHW C",
+        lambda k, x, b: k.batch_norm_act(
+            x, None, b, running=(x.new_zeros(x.shape[1]), x.new_ones(x.shape[1]), 0.25)
+        ),
+        contained=True,
+        slack=2,
     ),
     "to_rgb": Case("NCHW IC11 NC I", lambda k, x, w, m, b: k.to_rgb(x, w, m, b, gain=0.3)),
     "to_rgb shared": Case("NCHW IC", lambda k, x, w: k.to_rgb(x, w), contained=True),

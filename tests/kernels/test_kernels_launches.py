@@ -78,6 +78,35 @@ def test_whatever_triton_compiles_anew_for_is_left_to_triton(
     assert log[-1][2][:2] == ((x.data_ptr(), x.data_ptr()), x.data_ptr())
 
 
+@pytest.mark.parametrize("special", ["", "scratch memory", "a hook"])
+def test_a_direct_launch_gives_the_launcher_in_c_what_triton_gives_it(
+    special: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By this Triton's own classes. Scratch memory belongs to one launch, and a hook wants to see each."""
+    driver = pytest.importorskip("triton.backends.nvidia.driver")
+    compiler = pytest.importorskip("triton.compiler.compiler")
+    hooks = launches.triton.knobs.runtime.launch_enter_hook
+    monkeypatch.setattr(driver._allocation, "_allocator", SimpleNamespace(get=lambda: lambda *about: about))
+    monkeypatch.setattr(hooks, "calls", [print] if special == "a hook" else [])
+    passed: list[tuple[Any, ...]] = []
+    run = object.__new__(driver.CudaLauncher)
+    vars(run).update(
+        launch=lambda *each: passed.append(each), num_ctas=1, launch_cooperative_grid=False, launch_pdl=True,
+        global_scratch_size=16 if special == "scratch memory" else 0, global_scratch_align=1,
+        profile_scratch_size=0, profile_scratch_align=1, arg_annotations="pointers", kernel_signature=b"OOi",
+    )  # fmt: skip
+    compiled = object.__new__(compiler.CompiledKernel)
+    vars(compiled).update(module=1, function=7, packed_metadata=(4, 1, 0), name="k", src=None, _run=run)
+    direct = launches._prepare(compiled, (3, 2, 1))
+    direct(5, (16, 32, None, 9))
+    direct(6, (48, 64, None, 9))
+    compiled[(3, 2, 1)](48, 64, None, 9, stream=6)
+    for_hooks = (type(hooks), compiler.LazyDict)
+    first, second, tritons = ([None if isinstance(e, for_hooks) else e for e in each] for each in passed)
+    assert second == tritons and first != second and first[:5] == [3, 2, 1, 5, 7]
+    assert any(isinstance(each, for_hooks) for each in passed[1]) == bool(special)
+
+
 def test_a_launch_is_on_the_device_of_its_tensors(
     log: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

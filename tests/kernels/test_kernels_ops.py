@@ -243,6 +243,7 @@ LAYERS = {
     "style layer": opcases.Case("NCHW NC CC33 C . N1HW'", style_layer),
 }
 COMPILED = {
+    *("group_norm_act", "batch_norm_act running"),
     *("bias_act_residual", "instance_norm_act noise", "to_rgb", "from_rgb", "act_filter", "filter_act"),
     *("filter_act_modulate", "fork_upfirdn2d down", "upfirdn2d up", *LAYERS),
 }

@@ -7,6 +7,8 @@ import torch
 
 from ladder.engine.pair import describe_pair
 from ladder.parity import check as parity
+from ladder.receipts import evidence
+from ladder.rungs import grouped_conv
 from stylegan_lite import make_step
 from stylegan_lite.step.loading import find_model
 
@@ -75,6 +77,18 @@ def test_a_right_step_agrees_and_a_wider_budget_is_stored(fields, cache):
     assert {"loss", "gradient", "update", "exp_avg", "exp_avg_sq", "steps"} <= found["phases"][
         "G_main"
     ].keys()
+
+
+def test_grouped_convolutions_of_a_pair_run_as_kernels_and_agree(cache):
+    settings = {"size": 4, "width": 16, "blocks": 1, "batch": 2, "z_dim": 4}
+    pair = describe_pair(find_model("r3gan.py", PAIRS), settings, "cpu", 0)
+    assert pair["facts"]["fused_grouped_conv"] is None
+    recipe = {"channels_last": True, "precision": "bf16"}
+    step = ready(pair["fields"], recipe | {"fused_grouped_conv": True})
+    assert parity.check_step(step, cache=cache)["verdict"] == "ok"
+    assert grouped_conv.receipt(evidence.gather_evidence(step)).engaged
+    plain = grouped_conv.receipt(evidence.gather_evidence(ready(pair["fields"], recipe)))
+    assert not plain.engaged and "Conv2d" in plain.lines[-1] and torch.nn.functional.conv2d is torch.conv2d
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -41,6 +41,7 @@ def test_the_issue_s_workloads_are_there():
         "large": (256, 32768, 32, "demod"),
         "stylegan2-512": (512, 32768, 8, "demod"),
         "stylegan2-1024": (1024, 32768, 4, "demod"),
+        "fashion": (32, 2048, 32, "demod"),
         "tiny": (32, 1024, 4, "demod"),
     }
 

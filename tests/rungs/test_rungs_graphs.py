@@ -229,7 +229,8 @@ def test_each_graph_is_rewritten_after_its_capture_and_again_when_it_is_captured
     preparing.capture_again(step)
     assert log == ["compile", *[(1, None)] * 4] * 2 and step.fills.keys() == step.graphs.keys()
     seen = gathered(step)  # which adds up all graphs
-    assert seen["fills"] == {"found": 12, "replaced": 8, "left": {"of several rows": 4}, "memsets": None}
+    left = {"of several rows": 4}
+    assert seen["fills"] == {"graphs": 4, "found": 12, "replaced": 8, "left": left, "memsets": None}
     assert receipt("graph_fills", seen).engaged
 
 

@@ -71,6 +71,27 @@ def run_maps(shape: tuple[int, ...], dtype, layout) -> None:
     run(lambda x, s, b, t: kernels.instance_norm_act(x, s, b, noise=noise, strength=t), *styled)
 
 
+def run_norms(x) -> None:
+    """Norms of modules, with the activations behind them, and weight norm of two layers."""
+    import torch
+
+    import kernels
+
+    c = x.shape[1]
+    inputs = [t.requires_grad_() for t in (x.detach(), torch.zeros(c), torch.zeros(c))]
+    running = torch.zeros(c), torch.zeros(c), 0.1
+    for y in (
+        kernels.group_norm_act(inputs[0], 32, *inputs[1:], silu=True),
+        kernels.group_norm_act(inputs[0], 32, slope=0.2),
+        kernels.batch_norm_act(*inputs, running=running, slope=0.2),
+    ):
+        torch.autograd.grad(y, inputs, torch.zeros_like(y), allow_unused=True)
+    vs = [torch.zeros(c, 3, 7, requires_grad=True), torch.zeros(c, c, 3, 3, requires_grad=True)]
+    gs = [torch.zeros(c, 1, 1, requires_grad=True), torch.zeros(c, 1, 1, 1, requires_grad=True)]
+    ws = kernels.weight_norm(vs, gs, dtype=x.dtype)
+    torch.autograd.grad(ws, [*vs, *gs], [torch.zeros_like(w) for w in ws])
+
+
 def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     """All ops of StyleGAN2 and AdaIN layers on x [N, 64, H, W], gradients of gradients included."""
     import torch
@@ -80,6 +101,7 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
 
     n, c, h, w = shape
     run_maps(shape, dtype, layout)
+    run_norms(torch.zeros(shape, dtype=dtype).contiguous(memory_format=layout))
     x = torch.zeros(shape, dtype=dtype).contiguous(memory_format=layout)
     bias, scale, strength = torch.zeros(c), torch.zeros(n, c), torch.zeros(())
     noise = torch.zeros(n, 1, h, w)

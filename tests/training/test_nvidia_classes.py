@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ladder.studies.upstream import source
-from ladder.studies.upstream.step import Wide
+from ladder.studies.upstream.loops import Wide
 from ladder.training import checkpoint
 from ladder.training.nvidia import names
 from stylegan_lite import Recipe, Workload

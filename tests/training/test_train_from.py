@@ -102,6 +102,5 @@ def test_what_does_not_go_together_is_one_line() -> None:
         (("--resume", "a.pt"), "a.pt: is converted and has no training to go on with: give --from a.pt"),
         (("--from", "a.pkl"), "a.pkl: a pickle and no checkpoint: make one with `ladder convert a.pkl OUT`"),
         (("--from", "none.pt"), "none.pt: no such checkpoint file"),
-        (("--canary", "--from", "a.pt"), "leave out --from and --recipe"),
     ):
         assert says in refused(*train(*arguments)) and not Path("out").exists()

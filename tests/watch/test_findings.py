@@ -28,21 +28,18 @@ def make_row(us: float, **fields: Any) -> dict[str, Any]:
     return {**row, **fields, "us": us}
 
 
+ADAM = {"name": "Adam", "line": "train.py:34", "tensors": 20, "fused": True, "capturable": True, "calls": 4,
+        "backward": ["train.py:33"]}  # fmt: skip
+
+
 def make_observation(**fields: Any) -> dict[str, Any]:
     """Return the observation of a clean training on a GPU: a step of 10 ms, of which 4 were profiled."""
-    adam = {
-        "name": "Adam",
-        "tensors": 20,
-        "fused": True,
-        "capturable": True,
-        "backward": ["train.py:33"],
-    }
     return {
         "what": "watch", "version": 1, "torch": "2.11.0", "python": "3.12.1", "gpu": "NVIDIA H100",
-        "cores": 16, "capability": 9, "matmul": "tf32", "convolution": "tf32", "anomaly": False,
+        "cores": 16, "capability": 9, "matmul": "tf32", "convolution": "tf32", "anomaly": False, "benchmark": True,
         "blocking": False, "walls_ms": [10.0] * 40, "window": 4, "busy_cores": 1.1,
         "idle": [{"phase": 0, "busy_us": 38_000.0, "idle_us": 2000.0, "kernels": 800}], "idle_steps": 4,
-        "optimizers": [adam | {"line": "train.py:34", "calls": 4}], "loaders": [], "scalers": [], "parallels": [],
+        "optimizers": [ADAM], "loaders": [], "scalers": [], "parallels": [],
         "dropped": [], "graphs": {}, "unowned": 0, "rows": [make_row(1000.0)], "synchronizations": [],
         "empty_caches": {}, "compiled": {}, "breaks": {}, "retries": 0, "lines": {"train.py:10": "x = x * 2"}, **fields,
     }  # fmt: skip
@@ -66,6 +63,10 @@ CASES: list[tuple[dict[str, Any], str, list[str], float | None]] = [
      "double_backward", ["net.py:3"], 2.0),
     ({"loaders": [{"line": "train.py:8", "workers": 64, "waits_ms": [0.1] * 20, "steps": 20}]},
      "too_many_workers", ["train.py:8"], None),
+    ({"optimizers": [ADAM | {"reduced": 2.0}], "rows": [make_row(8000.0, op="c10d::allreduce_", kernel="nccl")]},
+     "repeated_reductions", ["train.py:33"], 1.0),
+    ({"rows": [make_row(9000.0, kernel=WGRAD)], "benchmark": False}, "cudnn_benchmark", ["train.py:10"], None),
+    ({"rows": [make_row(9000.0, kernel=WGRAD)], "new_shapes": 0.9}, "cudnn_benchmark", ["train.py:10"], None),
     ({"retries": 3}, "allocator_retries", [], None),
     ({"parallels": [PARALLEL | {"bucket_mib": 1.0}]}, "small_buckets", ["train.py:5"], None),
     ({"busy_cores": 8.0}, "spinning_threads", [], None),
@@ -81,6 +82,10 @@ INNOCENT: list[dict[str, Any]] = [
     {"rows": [make_row(9000.0, kernel="Memcpy HtoD (Pinned -> Device)")]},
     {"synchronizations": [SYNC | {"via": "grad_scaler"}, SYNC | {"calls": 1}]},
     {"parallels": [PARALLEL]},
+    {"optimizers": [ADAM | {"reduced": 1.1}]},
+    {"rows": [make_row(9000.0, kernel=WGRAD)], "new_shapes": 0.2},
+    {"rows": [make_row(9000.0, kernel=WGRAD)], "benchmark": False, "new_shapes": 0.2},
+    {"rows": [make_row(9000.0, kernel=WGRAD)], "benchmark": None, "new_shapes": 0.9},
     {
         "loaders": [{"line": "train.py:8", "workers": 8, "waits_ms": [9.0] * 20, "steps": 20}]
     },  # the GPU is busy

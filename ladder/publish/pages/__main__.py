@@ -103,6 +103,7 @@ def link_others(committed: Committed, machine: str) -> dict[str, list[str]]:
 
 TABLES: dict[str, Callable[..., str]] = {
     "ablated": tables.render_files("ablation", slice(2)),  # without stored runs
+    "bugs": tables.render_bugs,
     "recommended": tables.render_advice,
     "agreement": tables.render_agreement,
     "cards": tables.render_cards,
@@ -111,11 +112,14 @@ TABLES: dict[str, Callable[..., str]] = {
     "kernels": tables.render_kernels,
     "machines": render_machines,
     "mapped": tables.render_files("map", slice(-1)),  # without the times of cells
+    "pair": tables.render_pair,
     "parts": tables.render_parts,
     "passes": tables.render_passes,
     "penalty": tables.render_files("penalty", slice(1)),
+    "quality": tables.render_quality,
     "rungs": tables.render_run,
     "targets": tables.render_targets,
+    "trained": tables.render_trained,
     "usual": tables.render_usual,
     "upstream": tables.render_files("upstream", slice(2)),
 }

@@ -14,7 +14,7 @@ from typing import Any
 
 from ladder.core.errors import UserError
 from ladder.core.text import escape_markdown, fine_factor, format_factor, format_ms
-from ladder.plan import modes
+from ladder.plan import beside, modes
 from ladder.publish import gallery
 from ladder.publish.gallery import ARTICLE, FULL
 from ladder.publish.pages.committed import Committed
@@ -28,7 +28,7 @@ from ladder.results.combine import series
 from ladder.results.publishable import publishable
 from ladder.results.run import Result, RungResult
 from ladder.show.table import Column, Table, render_markdown
-from ladder.studies import frame
+from ladder.studies import frame, quality
 from ladder.studies.kernelbench.record import NO_AIM, derive_rows, describe_lack
 from ladder.studies.kernelbench.record import Row as Kernel
 from ladder.studies.profile.study import STUDY as PROFILE
@@ -118,6 +118,13 @@ def render_run(committed: Committed, name: str) -> str:
     if shown.mode == modes.LEAVE_ONE_OUT:
         order.sort(key=lambda k: -(shown.rows[k].seen.ratio or 0.0))
     return render(replace(table, notes=(), rows=[table.rows[k] for k in order]), cite(committed, result))
+
+
+def render_pair(committed: Committed, name: str) -> str:
+    """Return every rung of a pair's ladder on each machine that climbed it, or the command that does."""
+    climbs = ["/".join(key) for key in sorted(committed.best) if key[1:] == (name, "pair", modes.CUMULATIVE)]
+    shown = (f"{climb.split('/')[0]}:\n\n{render_run(committed, climb)}" for climb in climbs)
+    return "\n".join(shown) or describe_absence(f"ladder run --model examples/pairs/{name}.py")
 
 
 def render_parts(committed: Committed, machine: str) -> str:
@@ -384,6 +391,52 @@ def judge_usual(ratio: float, usual: tuple[float, float] | None) -> str:
     """Return whether a ratio has the usual effect within a tenth: "holds", "less" or "more"; "" without a figure."""
     effects = sorted((ratio - 1) / (each - 1) for each in usual or ())
     return "" if not effects else "less" if effects[-1] < 0.9 else "more" if effects[0] > 1.1 else "holds"
+
+
+# --- trainings --------------------------------------------------------------------------------------------------------
+
+
+def list_qualities(committed: Committed, bugs: bool) -> list[tuple[str, quality.File]]:
+    """Return the comparisons of trainings on GPUs by path, or the files of planted bugs on any machine."""
+    files = committed.list_files("quality")
+    return [(path, file) for path, file in files if file.options.bugs == bugs and (bugs or file.machine.gpu)]
+
+
+def render_quality(committed: Committed) -> str:
+    """Return every comparison of trainings: its sentence, its chart and its table."""
+    blocks = []
+    for path, file in list_qualities(committed, bugs=False):
+        _, about, *_ = quality.STUDY.summarize(file)
+        chart = f"!{link('Distance to the data over images, a line for each seed', path.removesuffix('json') + 'png')}"
+        (table,) = quality.STUDY.list_tables(file)
+        blocks.append(
+            f"**{file.machine.gpu}.** {about}\n\n{chart}\n\n{render(table, [link('samples', path)])}"
+        )
+    return "\n".join(blocks) or describe_absence("ladder quality")
+
+
+def render_bugs(committed: Committed) -> str:
+    """Return what finds each planted bug, from all files that tried it, and how many are found."""
+    if not (files := list_qualities(committed, bugs=True)):
+        return describe_absence("ladder quality --bugs")
+    found = {name: quality.Bug(name=name) for name in beside.load_beside(quality.BUGS).names}
+    for _, file in files:
+        found |= {bug.name: quality.join_bugs(found[bug.name], bug) for bug in quality.derive_bugs(file)}
+    bugs = [*found.values()]
+    count = (
+        f"{sum(bug.is_found for bug in bugs[1:])} of {len(bugs) - 1} are found; an empty cell was not tried."
+    )
+    sources = [link(file.machine.gpu or file.machine.cpu, path) for path, file in files]
+    return f"{count}\n\n{render(quality.tabulate_bugs(bugs), sources)}"
+
+
+def render_trained(committed: Committed) -> str:
+    """Return the README's limit: which trainings were compared, and with which answer."""
+    more = "([more](@/docs/quality.md))"
+    answers = [quality.describe_answer(file) for _, file in list_qualities(committed, bugs=False)]
+    if not answers:
+        return f"- Only the article's eight rungs were compared by training: 500 steps at 32x32 {more}.\n"
+    return f"- Trainings were compared for so long and no longer: {'; '.join(answers)} {more}.\n"
 
 
 # --- targets ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from ladder.studies.kernelbench.timing import COLD, EVENTS, GRAPH, HOST, HOT, Ca
 Functions = dict[str, Callable[..., Any]]  # by contender
 Expected = dict[str, list[Tensor | None]]  # plain PyTorch's results by direction
 OURS, TWIN, PLAIN, COMPILE, COPY = "ours", "twin", "plain", "compile", "copy"
+NVIDIA = "nvidia"  # timed for the host only
 CONTENDERS = (OURS, PLAIN, COMPILE)
 LEAST_REPEATS, MOST_REPEATS = 5, 9
 FEWEST_REPEATS = 3  # for a quick look, and for settings that are timed for comparison only
@@ -90,9 +91,13 @@ class Row:
 class Bench:
     """A measurement of cases, in turn, on a device that `ladder.studies.kernelbench.timing` supports."""
 
-    def __init__(self, gpu: Any, timer: Timer, *, seed: int = 0, backend: str = "inductor") -> None:
+    def __init__(
+        self, gpu: Any, timer: Timer, *, seed: int = 0, backend: str = "inductor", clone: Any = None,
+        host_only: bool = False,
+    ) -> None:  # fmt: skip
+        """clone: NVIDIA's modules (`ladder.studies.upstream.source.load`). host_only: nothing else is timed."""
         self.gpu, self.timer, self.seed, self.backend = gpu, timer, seed, backend
-        self.random = random.Random(seed)
+        self.random, self.clone, self.host_only = random.Random(seed), clone, host_only
 
     def measure_case(self, case: Case, least: int, most: int, end: float) -> list[Row]:
         """Return a row for each direction. Repeats beyond `least` go on until `time.monotonic()` is `end`."""
@@ -110,6 +115,8 @@ class Bench:
 
     def make_contender(self, name: str, case: Case) -> Callable[..., Any]:
         """Return a contender as a function of named tensors."""
+        if name == NVIDIA:
+            return case.theirs(self.clone, self.gpu.name)  # type: ignore[return-value]
         if name == COMPILE:
             return torch.compile(case.reference(), backend=self.backend, dynamic=False, fullgraph=True)
         return case.fused() if name == OURS else case.plain()
@@ -125,7 +132,12 @@ class Bench:
             row.notes += filter(None, [self.timer.lukewarm(row.moved)])
         functions: Functions = {}
         expected: Expected = {}
-        for name in (PLAIN, OURS, COMPILE):  # plain first: the others are compared with it
+        names = [PLAIN, OURS, COMPILE]  # plain first: the others are compared with it
+        if self.host_only:
+            names.remove(COMPILE)
+        if self.clone and case.theirs(self.clone, self.gpu.name):
+            names.append(NVIDIA)
+        for name in names:
             try:
                 functions[name] = self.make_contender(name, case)
             except Exception as error:
@@ -142,8 +154,9 @@ class Bench:
 
     def _check(self, row: Row, name: str, function: Callable[..., Any], expected: Expected) -> None:
         torch.manual_seed(self.seed)
-        call = call_of(row.case, row.direction, function, self.gpu.name)
-        call()
+        call = call_of(tensors_of(name, row.case), row.direction, function, self.gpu.name)
+        if self.gpu.name == "cuda":
+            call()  # compiles; the interpreter would only take twice as long
         self.gpu.synchronize()
         begin = time.perf_counter()
         launches = row.launches if name == OURS else []
@@ -159,9 +172,10 @@ class Bench:
 
     def _repeat(self, row: Row, functions: Functions, repeat: int) -> None:
         """Add one value for every contender, in random order. The first repeat chooses the method for all of them."""
-        for temperature in (COLD, HOT, HOST) if repeat < HOT_REPEATS else (COLD,):
+        temperatures = (HOST,) if self.host_only else (COLD, HOT, HOST)
+        for temperature in temperatures if repeat < HOT_REPEATS else temperatures[:1]:
             values = self._time_all(row, functions, temperature)
-            if row.method is None and values:
+            if row.method is None and values and temperature != HOST:
                 row.method = EVENTS if min(values.values()) >= self.timer.rules.long_s else GRAPH
                 if row.method == EVENTS:
                     row.way = None
@@ -171,7 +185,8 @@ class Bench:
                     row.samples_us[temperature].setdefault(name, []).append(1e6 * seconds)
 
     def _time_all(self, row: Row, functions: Functions, temperature: str) -> dict[str, float]:
-        values, order = {}, [name for name in CONTENDERS if name not in row.reasons]
+        able = [name for name in functions if name not in row.reasons]
+        values, order = {}, [name for name in able if name != NVIDIA or temperature == HOST]
         if temperature == COLD:
             order += [TWIN] * (OURS in order) + [COPY] * (row.bytes is not None)
         self.random.shuffle(order)
@@ -181,7 +196,8 @@ class Bench:
             if contender in row.reasons:
                 continue
             try:
-                values[name] = self.time_contender(row, name, functions, temperature)
+                with self.gpu.launching():
+                    values[name] = self.time_contender(row, name, functions, temperature)
             except Exception as error:
                 row.drop(contender, describe_failure(error))
             self.gpu.forget()
@@ -194,7 +210,8 @@ class Bench:
             function = functions[OURS if name == TWIN else name]
             as_trained = temperature == HOST
             calls = [
-                call_of(row.case, row.direction, function, self.gpu.name, as_trained) for _ in range(sets)
+                call_of(tensors_of(name, row.case), row.direction, function, self.gpu.name, as_trained)
+                for _ in range(sets)
             ]
             return self._time_calls(row, name, calls, temperature)
         seconds = {}
@@ -285,6 +302,11 @@ def call_of(
     if as_trained:
         return lambda: run_backward(first, along, [*by, *gs])
     return lambda: torch.autograd.grad(first, [*by, *gs], along, retain_graph=True, allow_unused=True)
+
+
+def tensors_of(name: str, case: Case) -> Case:
+    """Return the case whose tensors a contender gets: NVIDIA's knows no bfloat16."""
+    return replace(case, dtype="fp16") if name == NVIDIA and case.dtype == "bf16" else case
 
 
 def run_backward(ys: Sequence[Tensor], gs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
@@ -378,7 +400,10 @@ class Ahead:
     Processes that call torch.compile wait between batches. If this process is killed, their input ends, and they end.
     """
 
-    def __init__(self, cases: Sequence[Case], gpu: Any, backend: str, report: Callable[[str], Any]) -> None:
+    def __init__(
+        self, cases: Sequence[Case], gpu: Any, backend: str | None, report: Callable[[str], Any]
+    ) -> None:
+        """backend: torch.compile's, or None where nothing calls torch.compile."""
         self.cases, self.gpu, self.backend, self.report = cases, gpu, backend, report
         self.running: list[subprocess.Popen] = []
 
@@ -388,7 +413,9 @@ class Ahead:
             return
         batch = self.cases[index : index + AT_ONCE]
         self.report(f"compiling the next cases: {len(batch)}")
-        if not self.running and self.gpu.name == "cuda":  # on a CPU a smoke test compiles nothing
+        if (
+            not self.running and self.backend and self.gpu.name == "cuda"
+        ):  # on a CPU a smoke test compiles nothing
             from ladder.machine import system
 
             self.start(min(MOST_PROCESSES, system.usable_cores(), self.gpu.memory // GPU_BYTES_EACH))

@@ -25,7 +25,7 @@ from ladder.core.errors import Missing
 from stylegan_lite.config import Workload
 
 LAYOUTS = {"channels_last": torch.channels_last, "NCHW": torch.contiguous_format}
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
 DIRECTIONS = ("forward", "backward", "double backward")
 SMALLEST = 32  # resolution; a smaller layer is a few microseconds of launches with any kernel
 # Memory-bound ops come first, on large maps: the main question is how near they come to a copy.
@@ -314,6 +314,17 @@ OPS: dict[str, Op] = {
         lambda w: [size_map(w, r) | {"I": w.fmaps(a)} for a, r in itertools.pairwise(reversed(w.resolutions))],
         count_bytes("x", "low", "weight"),
         activations=("x", "low", "weight"), penalty=("x", "low"), options={"gain": 1.0}, settings=SETTINGS[:1]),
+    # Of pairs of your own, at StyleGAN2's sizes.
+    "group_norm_act": Op(
+        "group_norm_act", {"x": "NCHW", "weight": "C", "bias": "C"}, list_layers, count_bytes("x"), penalty=("x",),
+        options={"silu": True}, call=lambda f, x, **t: f(x, math.gcd(x.shape[1], 32), **t)),
+    "batch_norm_act": Op(
+        "batch_norm_act", {"x": "NCHW", "weight": "C", "bias": "C"}, list_layers, count_bytes("x"), penalty=("x",),
+        options={"slope": 0.2}),
+    "weight_norm": Op(
+        "weight_norm", name_group("v", "OI33") | name_group("g", "O111"), list_weights,
+        lambda op, t, backward: op.bytes_moved(pick_group(t, "v"), pick_group(t, "v"), backward=backward),
+        activations=(), settings=FLOAT, call=lambda f, **t: f(pick_group(t, "v"), pick_group(t, "g"))),
     # CUDA C++.
     "cuda instance_norm_act": replace(INSTANCE_NORM, function="cuda.instance_norm_act", needs=("nvcc",)),
     "cuda strided_act": make_pair("strided_act"),
@@ -433,6 +444,22 @@ class Case:
         if not self.entry.activations or low is torch.float32:
             return reference
         return lambda **tensors: reference(**{name: t.to(low) for name, t in tensors.items()})
+
+    def theirs(self, clone: Any, device: str) -> Callable[..., Tensor] | None:
+        """Return NVIDIA's op of a clone (`ladder.studies.upstream.source.load`), or None if it has no such op.
+
+        Its CUDA code knows no bfloat16: call it on the tensors of the case in "fp16".
+        """
+        options, name, op = dict(self.entry.options), self.entry.function, None
+        if name == "upfirdn2d":
+            sides = options.pop("padding", 0)
+            options["padding"] = [*sides, *sides] if isinstance(sides, tuple) else sides
+            taps = clone.ops[name].setup_filter(options.pop("taps"), device=device, normalize=False)
+            op = functools.partial(clone.ops[name].upfirdn2d, f=taps, **options)
+        elif self.op == "bias_act":
+            op = lambda x, bias: clone.ops[name].bias_act(x, bias, act="lrelu")  # noqa: E731
+        low = torch.float16
+        return op and (lambda **tensors: op(**{name: t.to(low) for name, t in tensors.items()}))
 
     def adapt(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of the named tensors alone that calls `function` with the entry's options."""

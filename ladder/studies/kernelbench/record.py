@@ -34,13 +34,14 @@ NO_AIM = (
     "cuda.scalar_copy", "cuda.vector_copy",
 )  # fmt: skip
 Direction = Literal["forward", "backward", "double backward"]
-Contender = Literal["ours", "twin", "plain", "compile", "copy"]
+Contender = Literal["ours", "twin", "plain", "compile", "copy", "nvidia"]
 
 WORKLOADS = "Use the shapes of this workload; may be repeated. [default: article, article-b32, adain-256]"
 QUICK = "Fewer shapes and repeats. The result is marked as not to be quoted."
 MINUTES = (
     "Approximate duration. Repeats are fitted to it; if it is short, the least important shapes are left out."
 )
+NVIDIA = "Time the host also with the ops of this clone of NVIDIA's stylegan3 repository."
 FIRST = (
     "Cases to measure first: bias_act, modulate and upfirdn2d at 128x128 and 256x256, batch 8 and 32; or the cases"
     " with the most work."
@@ -56,6 +57,8 @@ class Options(frame.Options):
     ] = []
     workload: Annotated[list[str], declare_option(WORKLOADS, flags=["-w"], metavar="NAME|FILE")] | None = None
     quick: Annotated[bool, declare_option(QUICK)] = False
+    host: Annotated[bool, declare_option("Time only what the CPU needs to issue a call.")] = False
+    nvidia: Annotated[str | None, declare_option(NVIDIA, metavar="CLONE")] = None
     minutes: Annotated[float, Meta(gt=0, le=1e6), declare_option(MINUTES)] = 4.0
     first: Annotated[Literal["memory-bound", "largest"], declare_option(FIRST)] = "memory-bound"
     seed: Annotated[Seed, declare_option("Seed for the inputs.")] = 0

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 USUAL = ("article", "article-b32", "adain-256")  # workloads
 TIMED = (*CONTENDERS, "copy")
-SMOKE = {"resolution": 8, "channel_base": 32, "batch": 2}
+SMOKE = {"resolution": 8, "channel_base": 32, "batch": 2, "z_dim": 16, "w_dim": 16}
 # fmt: off
 COLUMNS = [
     Column("op"), Column("shape"), Column("setting"), Column("direction"),
@@ -54,13 +55,14 @@ class KernelStudy(Study[Options, Case, Observed]):
     help = """Time the fused ops against plain PyTorch and torch.compile.
 
     Forward, backward and double backward are timed with cold and hot L2 cache. The yardstick is a copy of the same
-    number of bytes. Option `--device cpu` runs tiny shapes in Triton's interpreter. It shows that the code works;
-    its times mean nothing.
+    number of bytes. Option `--device cpu` runs tiny shapes in Triton's interpreter. It shows that the code works.
+    Its times mean nothing, except what the CPU needs to issue a call, where no kernel is launched.
 
     Exit status: 0 if no op failed. 1 if one did. 2 if the request is impossible. 130 if interrupted.
     """
     examples = """
 ladder kernels                               every op at the shapes of article, article-b32 and adain-256
+ladder kernels --host --nvidia ../stylegan3  the CPU's part alone, beside NVIDIA's ops
 ladder kernels --quick                       two resolutions, three repeats; not to be quoted
 ladder kernels --op bias_act --op modulate   these ops only
 ladder kernels -w stylegan2-1024 --minutes 10
@@ -69,7 +71,8 @@ ladder kernels --json > kernels.json
 """
     uses_workload = uses_images = False
     needs_gpu = "kernels are timed on a CUDA GPU"
-    answers, extendable, unstored = ("ok", "skipped"), ("minutes", "first", "workload"), ("workload",)
+    answers, extendable = ("ok", "skipped"), ("minutes", "first", "workload", "nvidia")
+    unstored = ("workload", "nvidia")
     in_order, save_every_s = True, 15.0
 
     def list_cases(self, job: Job, file: File | None) -> dict[str, Case]:
@@ -143,7 +146,7 @@ ladder kernels --json > kernels.json
     def name_file(self, file: File) -> list[str]:
         is_smoke, workloads = file.machine.device == "cpu", list_workloads(file)
         unusual = [] if is_smoke or tuple(workloads) == USUAL else workloads
-        marks = ["quick"] * file.options.quick + ["smoke"] * is_smoke
+        marks = ["quick"] * file.options.quick + ["host"] * file.options.host + ["smoke"] * is_smoke
         return [file.machine.name, *file.options.op, *unusual, *marks]
 
     def summarize(self, file: File) -> list[str]:
@@ -152,7 +155,8 @@ ladder kernels --json > kernels.json
 
     def list_tables(self, file: File) -> Iterable[Table]:
         rows = record.derive_rows(file)
-        yield make_table(file, rows)
+        if not file.options.host:
+            yield make_table(file, rows)
         if any(row.us["host"] for row in rows):
             yield make_host_table(rows)
 
@@ -185,6 +189,7 @@ def make_request(job: Job, file: File | None = None) -> tuple[list[registry.Case
     from ladder.studies.kernelbench import cases as registry
     from stylegan_lite.config import Workload, suggestion
 
+    find_clone(job)
     options, here = job.options, system.list_capabilities(job.device)
     if job.device == "cpu":
         for name in options.workload or ():
@@ -202,6 +207,8 @@ def make_request(job: Job, file: File | None = None) -> tuple[list[registry.Case
         raise UserError(f"no op is called {unknown[0]!r}{suggestion(unknown[0], sorted(ops), 'known')}")
     is_quick = options.quick or job.device == "cpu"
     cases = registry.list_cases(workloads, ops=options.op, quick=is_quick)
+    if options.host:
+        cases = [case for case in cases if case.setting == 0]
     lacking = {need: here[need] for case in cases for need in case.entry.needs if here[need] is not None}
     reasons = sorted(set(map(str, lacking.values())))
     cases = [case for case in cases if not lacking.keys() & set(case.entry.needs)]
@@ -237,6 +244,7 @@ def open_sitting(session: Session) -> Iterator[Sitting]:
     from ladder.machine import system
     from ladder.studies.kernelbench import bench as benches
     from ladder.studies.kernelbench import timing
+    from ladder.studies.upstream import source
 
     job = session.job
     # also while the files are written: the context stays
@@ -244,19 +252,43 @@ def open_sitting(session: Session) -> Iterator[Sitting]:
     cases, workloads, lacking = make_request(job, session.file)
     known = {each.name: each for each in cases}
     due = {key: known[key] for key in session.file.cases if key not in session.file.observed}
-    timer = timing.timer_on(job.device)
+    timer, folder = timing.timer_on(job.device), find_clone(job)
     backend = "aot_eager" if job.device == "cpu" else "inductor"
     setup = {
         "l2_bytes": timer.gpu.l2_bytes, "evict": timer.rules.evict, "graph_ms": 1e3 * timer.rules.graph_s,
         "compile": f"torch.compile({backend}), fixed shapes", "workloads": ",".join(workloads),
         "lacking": text.make_display("; ".join(lacking)) if lacking else None,
+        "nvidia": source.digest_of(folder) if folder else None,
     }  # fmt: skip
     session.file = msgspec.structs.replace(session.file, setup=setup)
-    bench = benches.Bench(timer.gpu, timer, seed=job.options.seed, backend=backend)
+    clone, is_host = None, job.options.host
+    if folder is not None:
+        clone = source.load(folder)
+        source.build_ops(clone)
+    bench = benches.Bench(
+        timer.gpu, timer, seed=job.options.seed, backend=backend, clone=clone, host_only=is_host
+    )
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     begin = time.monotonic()
-    with stop_on_sigterm(), benches.Ahead(list(due.values()), timer.gpu, backend, session.report) as ahead:
+    with (
+        stop_on_sigterm(),
+        benches.Ahead(list(due.values()), timer.gpu, None if is_host else backend, session.report) as ahead,
+    ):
         yield Sitting(due, bench, ahead, started, begin, begin + 60 * job.options.minutes)
+
+
+def find_clone(job: Job) -> Path | None:
+    """Return the clone of NVIDIA's repository. Raises UserError where its ops cannot be built."""
+    from ladder.studies.upstream import source
+
+    if job.options.nvidia is None:
+        return None
+    if job.device == "cpu":
+        raise UserError("--nvidia needs a CUDA GPU: NVIDIA's ops are built there")
+    folder = Path(job.options.nvidia).expanduser().resolve()
+    source.networks_of(folder)
+    source.refuse_unbuildable(job.device)
+    return folder
 
 
 # --- table and chart --------------------------------------------------------------------------------------------------
@@ -306,12 +338,13 @@ def make_host_table(rows: Sequence[Row]) -> Table:
             kinds.setdefault((row.op, row.direction), []).append(row.us["host"])
     cells: list[list[Any]] = []
     for (op, direction), found in kinds.items():
-        us = [[each[name].median for each in found if name in each] for name in CONTENDERS]
-        ours, plain, compiled = (statistics.median(each) if each else None for each in us)
-        cells.append([op, direction, ours, plain, compiled, ours / plain if ours and plain else None])
+        us = [[each[name].median for each in found if name in each] for name in (*CONTENDERS, "nvidia")]
+        ours, plain, *others = (statistics.median(each) if each else None for each in us)
+        cells.append([op, direction, ours, plain, *others, ours / plain if ours and plain else None])
     columns = [Column("op"), Column("direction"), Column("ours us", "microseconds")]
     columns += [
-        Column("plain us", "microseconds"), Column("compile us", "microseconds", 1), Column("of plain", "percent"),
+        Column("plain us", "microseconds"), Column("compile us", "microseconds", 2),
+        Column("NVIDIA's us", "microseconds", 1), Column("of plain", "percent"),
     ]  # fmt: skip
     note = "microseconds of the CPU to issue one call, a median over shapes; the GPU's work is not waited for"
     return Table(columns, cells, "The host's time", [note])

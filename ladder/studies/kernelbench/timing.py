@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import math
 import statistics
 import time
@@ -38,7 +39,9 @@ class Rules:
     replays: int = 3  # replays of one graph; the gap between two is the same for every contender
     long_s: float = 100e-6  # from this duration on a call has its own events
     evict: int = 3  # multiples of the L2 touched before a buffer is used again
-    host_calls: int = 24  # calls in a row for the time of the CPU; their launches fit into the GPU's queue
+    host_calls: int = (
+        24  # calls in a row for a median of the CPU's time; their launches fit into the GPU's queue
+    )
     calls: int = 12  # calls with their own events for one value, which is their median
     enough_s: float = 0.05  # total seconds that suffice; a slow alternative gets as few as three calls
     too_slow_s: float = 0.1  # a slower alternative is named and not repeated
@@ -106,21 +109,13 @@ class Timer:
         return _positive(start.elapsed_time(end) / 1e3 / n / self.rules.replays)
 
     def host(self, call: Call) -> float:
-        """Return the seconds that the CPU needs to issue a call, which begins on an idle GPU.
-
-        Without a GPU our kernels are left out: the interpreter would be timed.
-        """
-        from kernels.common import launches
-
-        mode, launches.mode = launches.mode, launches.mode if self.gpu.name == "cuda" else "none"
-        try:
-            begin = time.perf_counter()
-            for _ in range(self.rules.host_calls):
-                call()
-            return _positive((time.perf_counter() - begin) / self.rules.host_calls)
-        finally:
-            launches.mode = mode
-            self.gpu.synchronize()
+        """Return the seconds that the CPU needs to issue a call, which begins on an idle GPU."""
+        ends = [time.perf_counter()]
+        for _ in range(self.rules.host_calls):
+            call()
+            ends.append(time.perf_counter())
+        self.gpu.synchronize()
+        return _positive(statistics.median(end - begin for begin, end in itertools.pairwise(ends)))
 
     def events(self, calls: Sequence[Call], temperature: str) -> float:
         """Return the median seconds of a call, each between its own events."""
@@ -180,6 +175,8 @@ class Cuda:
         with self.torch.cuda.stream(self.stream):
             yield
         self.torch.cuda.synchronize()
+
+    launching = staticmethod(contextlib.nullcontext)
 
     def event(self) -> Any:
         return self.torch.cuda.Event(enable_timing=True)
@@ -245,13 +242,24 @@ class _Stamp:
 
 
 class Cpu:
-    """A substitute without a GPU, to see that everything works. Its times mean nothing."""
+    """A substitute without a GPU, to see that everything works. Of its times only the host's mean something."""
 
     name = "cpu"
     l2_bytes = 1024
     running = staticmethod(contextlib.nullcontext)
     event = _Stamp
     flush = synchronize = forget = staticmethod(lambda: None)
+
+    @contextlib.contextmanager
+    def launching(self) -> Iterator[None]:
+        """Leave our kernels out, which the interpreter would run: no time of theirs means anything."""
+        from kernels.common import launches
+
+        mode, launches.mode = launches.mode, "none"
+        try:
+            yield
+        finally:
+            launches.mode = mode
 
     def capture(self, body: Call) -> Any:
         """Return the calls themselves, after a first run."""

@@ -28,8 +28,13 @@ TIMES_UNPATCHED, TIMES_MEDIAN = 1.5, 3.0
 DEVICE_CYCLES = {"cuda": 2, "cpu": 1}
 ROUNDING = 1e-6  # an error that is FP32's rounding
 Side = Literal["upstream", "patched", "ours"]
-GENERATIONS = "Generations: fresh processes of each side, including those of --resume. [default: 5; CPU: 1]"
-CYCLES = "Timed 16-step cycles of each process. [default: 2; CPU: 1]"
+Preset = Literal["FFHQ-256", "FFHQ-64", "CIFAR10", "ImageNet-32", "ImageNet-64", "tiny"]
+PRESET = "R3GAN: a preset of its train.py; tiny is a narrow CIFAR10. [default: FFHQ-256; CPU: tiny]"
+BATCH = "R3GAN: images of an iteration. [default: those of its README's commands on one GPU, such as 32]"
+GENERATIONS = (
+    "Generations: fresh processes of each side, including those of --resume. [default: 5; R3GAN: 3; CPU: 1]"
+)
+CYCLES = "Timed 16-step cycles of each process. [default: 2; R3GAN: 1; CPU: 1]"
 PATCHED_COPY = (
     "Also measure a copy of the clone with the files of `ladder export --like nvidia` in place of its own."
 )
@@ -48,6 +53,8 @@ class Options(frame.Options):
     cycles: Annotated[Annotated[int, Meta(ge=1, le=1000)] | None, declare_option(CYCLES)] = None
     inspect: Annotated[bool, declare_option("Check parity and receipts of our step before it is timed.")] = True
     patched: Annotated[bool, declare_option(PATCHED_COPY)] = False
+    preset: Annotated[Preset | None, declare_option(PRESET)] = None
+    batch: Annotated[Annotated[int, Meta(ge=1, le=4096)] | None, declare_option(BATCH)] = None
     seed: Annotated[Seed, declare_option(SEEDED)] = 0
 
 
@@ -57,8 +64,23 @@ class Options(frame.Options):
 class Source(Record):
     """The clone: its module of networks, and a digest of its sources."""
 
-    networks: Literal["networks_stylegan2", "networks"]
+    networks: Literal["networks_stylegan2", "networks", "R3GAN"]
     digest: records.Digest
+
+    @property
+    def is_r3gan(self) -> bool:
+        """Return whether it is R3GAN's, which has no step of ours beside it and no lazy phases."""
+        return self.networks == "R3GAN"
+
+    @property
+    def owner(self) -> str:
+        """Return whose step it is."""
+        return "R3GAN's" if self.is_r3gan else "NVIDIA's"
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Return the phases of an iteration, in order."""
+        return ("D_main", "G_main") if self.is_r3gan else IN_ORDER
 
 
 class Case(frame.Case, kw_only=True):
@@ -176,14 +198,15 @@ class Figures:
     """What follows from a file: its programs, NVIDIA's first, and their ratios; and what it holds beside them."""
 
     def __init__(self, file: File) -> None:
-        self.programs = {side: Program(file, side) for side in list_sides(file.options)}
+        self.source = read_source(file)
+        self.programs = {side: Program(file, side) for side in list_sides(file.options, self.source)}
         self.gpu_times = deriving.gpu_times(self.programs)  # type: ignore[arg-type]
         self.generations, self.first = list_generations(file), file.cases.get(f"{GENERATION}1") or Case()
         self.proof, self.compared, self.timed = (
             file.observed.get(k) or Observed() for k in (PROOF, ERRORS, PHASES)
         )
         self.parity = judge_parity(self.proof.parity)
-        self.cycles = file.options.cycles or DEVICE_CYCLES[file.machine.device]
+        self.cycles = count_cycles(file.options, file.machine.device, self.source)
 
     def derive_gpu_ms(self, side: str) -> float | None:
         """Return the median GPU time of a step in ms."""
@@ -194,7 +217,9 @@ class Figures:
         return derive_ratio(self.gpu_times.get(UPSTREAM, {}), self.gpu_times.get(side, {}))
 
     def derive_wall_ratio(self, side: Side = "ours") -> Ratio | None:
-        """Return how many times as fast a side's step is as NVIDIA's by the wall clock, or None."""
+        """Return how many times as fast a side's step is as the clone's by the wall clock, or None."""
+        if side not in self.programs:
+            return None
         return derive_ratio(self.programs["upstream"].medians, self.programs[side].medians)
 
 
@@ -205,9 +230,22 @@ def derive_ratio(reference: dict[int, float], other: dict[int, float]) -> Ratio 
     return Ratio(factor, interval) if factor else None
 
 
-def list_sides(options: Options) -> list[Side]:
+def read_source(file: File) -> Source:
+    """Return the clone of a file."""
+    return next(
+        (each.source for each in file.cases.values() if each.source), Source("networks_stylegan2", "")
+    )
+
+
+def count_cycles(options: Options, device: str, source: Source) -> int:
+    """Return the timed cycles of each process."""
+    return options.cycles or (1 if source.is_r3gan else DEVICE_CYCLES[device])
+
+
+def list_sides(options: Options, source: Source) -> list[Side]:
     """Return the sides of a file's programs, in order."""
-    return ["upstream", "patched", "ours"] if options.patched else ["upstream", "ours"]
+    sides: list[Side] = ["upstream", "patched", "ours"]
+    return [each for each in sides if {PATCHED: options.patched, OURS: not source.is_r3gan}.get(each, True)]
 
 
 def list_generations(file: File) -> list[Observed]:
@@ -215,11 +253,11 @@ def list_generations(file: File) -> list[Observed]:
     return [file.observed[key] for key in file.cases if key.startswith(GENERATION) and key in file.observed]
 
 
-def find_parity_problem(each: Observed) -> str | None:
+def find_parity_problem(each: Observed, phases: tuple[str, ...] = IN_ORDER) -> str | None:
     """Return why the gradients of the patched clone are wrong by today's budget, in one line, or None."""
     if each.status != "ok":
         return each.reason
-    for phase in IN_ORDER:
+    for phase in phases:
         errors = each.errors.get(phase)  # type: ignore[call-overload]
         if problem := errors.find_problem() if errors else "not compared":
             return f"{phase}: {problem}"
@@ -233,7 +271,7 @@ def find_refusal(file: File, side: str) -> tuple[Status, str | None] | None:
             continue
         if each.status != "ok":
             return each.status, each.reason
-        if key == ERRORS and (problem := find_parity_problem(each)):
+        if key == ERRORS and (problem := find_parity_problem(each, read_source(file).phases)):
             return "failed: parity", problem
         if (judged := judge_parity(each.parity)) and judged.reason:
             return judged.verdict, judged.reason

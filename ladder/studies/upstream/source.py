@@ -1,4 +1,4 @@
-"""The import of a clone of NVIDIA's stylegan3 repository, or of a repository with the same layout."""
+"""The import of a clone: of NVIDIA's stylegan3 or a repository with its layout, or of R3GAN, which has its ops."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 import sys
 import types
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +20,26 @@ from packaging.version import Version
 
 from ladder.core.errors import UserError
 from ladder.core.files import digest_sources, list_below
+from ladder.core.plain import Fields
 
-URL = "https://github.com/NVlabs/stylegan3"
+URL, R3GAN_URL = "https://github.com/NVlabs/stylegan3", "https://github.com/brownvc/R3GAN"
 NETWORKS = ("networks_stylegan2", "networks")  # stylegan3's name, and that of stylegan2-ada-pytorch
+R3GAN = "R3GAN"  # the folder of its networks, which only its repository has
 NEEDED = (
     *("training/loss.py", "training/dataset.py", "dnnlib/__init__.py", "torch_utils/misc.py"),
     *(f"torch_utils/ops/{op}.py" for op in ("bias_act", "upfirdn2d", "conv2d_gradfix")),
 )
 PARTS = ("dnnlib", "torch_utils", "training")
+# R3GAN's: resolution, and images per GPU and classes of labels in its README's commands. "tiny" is a narrow CIFAR10.
+PRESETS = {
+    "FFHQ-256": (256, 32, 0),
+    "FFHQ-64": (64, 32, 0),
+    "CIFAR10": (32, 64, 10),
+    "ImageNet-32": (32, 128, 1000),
+    "ImageNet-64": (64, 64, 1000),
+    "tiny": (32, 4, 10),
+}
+PRESET = {"cuda": "FFHQ-256", "cpu": "tiny"}
 _OPS = ("bias_act", "upfirdn2d")
 
 
@@ -45,10 +58,31 @@ def networks_of(folder: Path) -> str:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: `git clone {URL}`, then give its folder")
     name = next((each for each in NETWORKS if (folder / f"training/{each}.py").is_file()), NETWORKS[0])
-    for path in (f"training/{name}.py", *NEEDED):
+    more, url = [f"training/{name}.py"], URL
+    if (folder / R3GAN).is_dir():
+        name, url, more = R3GAN, R3GAN_URL, ["train.py", "R3GAN/Networks.py", "training/networks.py"]
+    for path in (*more, *NEEDED):
         if not (folder / path).is_file():
-            raise UserError(f"{folder}: no {path}: give the folder of a clone of {URL}")
+            raise UserError(f"{folder}: no {path}: give the folder of a clone of {url}")
     return name
+
+
+def list_parts(folder: Path) -> list[str]:
+    """Return the folders and the file of a clone whose sources may run."""
+    return [*PARTS, R3GAN, "train.py"] if (folder / R3GAN).is_dir() else [*PARTS]
+
+
+def make_r3gan(preset: str, batch: int | None, digest: str) -> tuple[str, Fields]:
+    """Return name and fields of the workload of R3GAN's preset, which files have as a pair of the user's."""
+    size, usual, _ = PRESETS[preset]
+    fields: Fields = {
+        "resolution": size,
+        "batch": batch or usual,
+        "data": None,
+        "pair": digest,
+        "flips": False,
+    }
+    return f"r3gan-{preset.lower()}", fields
 
 
 def refuse_unbuildable(device: str) -> None:
@@ -66,7 +100,12 @@ def refuse_unbuildable(device: str) -> None:
 
 def digest_of(folder: Path) -> str:
     """Return a hash of every source that may run."""
-    files = [path for part in PARTS for path in list_below(folder / part, (".py", ".cpp", ".cu", ".h"))]
+    files = [
+        path
+        for part in list_parts(folder)
+        for path in list_below(folder / part, (".py", ".cpp", ".cu", ".h"))
+    ]
+    files += [path for path in [folder / "train.py"] if path.name in list_parts(folder)]
     return digest_sources(folder, files)[:16]
 
 
@@ -77,12 +116,20 @@ def load(folder: Path) -> Modules:
     _stand_in("requests")  # only for downloads, and nothing is downloaded here
     _stand_in("pkg_resources", parse_version=Version)  # newer setuptools lack it; compares torch versions
     _stand_in("distutils.util", strtobool=lambda text: text.lower() in ("y", "yes", "t", "true", "on", "1"))
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a clone stays as it was
-    try:
+    with write_no_bytecode():
         ops = {op: importlib.import_module(f"torch_utils.ops.{op}") for op in (*_OPS, "conv2d_gradfix")}
-        names = (networks_of(folder), "loss", "dataset")
+        own = networks_of(folder)
+        names = ("networks" if own == R3GAN else own, "loss", "dataset")
         networks, loss, dataset = (importlib.import_module(f"training.{name}") for name in names)
         return Modules(networks, loss, dataset, ops)
+
+
+@contextlib.contextmanager
+def write_no_bytecode() -> Iterator[None]:
+    """Import from a clone without changing its folders."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
     finally:
         sys.dont_write_bytecode = before
 

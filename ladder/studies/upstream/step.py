@@ -1,12 +1,4 @@
-"""A training step of NVIDIA's implementation, as `ladder.engine.worker` expects it.
-
-Networks, losses, CUDA ops and the dataset are the clone's, at the settings of its `--cfg=stylegan2 --aug=noaug`:
-FP16 in the four highest resolutions, with activations clamped to 256, cuDNN autotuning, ordinary instead of grouped
-convolutions while training, Adam with the learning rates of lazy regularization, and three loader workers.
-
-The code between them is one iteration of NVIDIA's training loop, written anew, because that loop never returns. It
-draws images and latents for all phases. Each phase computes its loss, one flat tensor of gradients without NaN, and
-Adam. The moving average comes last.
+"""The step of a clone: NVIDIA's or R3GAN's, to be timed, or one that examines itself.
 
 A step whose recipe names a folder `findings` is never timed. It examines itself while it is prepared, and writes what
 it finds there: the gradients or the GPU time of each phase. Gradients come from weights, images, latents and noise that
@@ -16,10 +8,8 @@ are the same in every such process, whatever the ops and precision.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import hashlib
-import importlib.util
 import json
 import math
 import statistics
@@ -30,24 +20,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ladder.core.errors import UserError
-from ladder.core.paths import ROOT
-from ladder.core.protocol import CYCLE_STEPS, IN_ORDER
-from ladder.studies.upstream import source
+from ladder.core.protocol import CYCLE_STEPS
+from ladder.studies.upstream.loops import R3GANStep, UpstreamStep
 
 if TYPE_CHECKING:
     from ladder.core.records import Fields
 
 CONTRACT = 1
 PACKAGE = "from ladder.studies.upstream.step import CONTRACT as CONTRACT, make_step as make_step\n"
-FP16_RESOLUTIONS, CLAMP = 4, 256
-NAMES = dict(
-    zip(("Gmain", "Greg", "Dmain", "Dreg"), IN_ORDER, strict=True)
-)  # NVIDIA's names of the phases, and ours
-WORKERS, PREFETCH = 3, 2
 SEEN = "seen.json"
 GRADIENTS, EXACT, TIMES = "gradients", "exact gradients", "times"  # what is examined
-MOVED = 0.1  # each weight moves by this times a normal number: biases and noise strengths begin at zero
 REPEATS = 4  # profiled runs of each phase
 # Images, latents and noise that gradients are computed from. One input says little: where FP16 flips the sign of a few
 # activations of a small network, an error is ten times as large.
@@ -56,199 +38,17 @@ ZERO = 1e-7  # of a phase's whole gradient: a smaller tensor counts as zero
 MOST = 1e30  # the largest error; a file holds no infinity
 
 
-def refuse_workload(workload: Fields) -> None:
-    """Raise UserError for a workload that NVIDIA's networks do not support."""
-    for key, value in (("norm", "demod"), ("spectral_norm", False)):
-        if workload.get(key, value) != value:
-            raise UserError(f"workload: {key}: NVIDIA's networks have {value!r} alone, not {workload[key]!r}")
-
-
 def make_step(workload: Fields, recipe: Fields, *, device: str, seed: int = 0) -> UpstreamStep:
-    """Build NVIDIA's step to be timed, or one that examines itself if the recipe names a folder for findings."""
-    if "findings" not in recipe:
-        return UpstreamStep(workload, Path(recipe["folder"]), device, seed)
-    kind = Times if recipe["what"] == TIMES else Gradients
-    return kind(workload | {"data": None}, recipe, device, seed)
+    """Build a clone's step to be timed, or one that examines itself if the recipe names a folder for findings.
 
-
-class UpstreamStep:
-    """NVIDIA's networks, losses and ops in its order of work. A cycle is 16 of its iterations.
-
-    Attributes:
-        updates: NVIDIA's name, network, optimizer and interval of each phase.
+    NVIDIA's, or R3GAN's if the recipe names a preset.
     """
-
-    fp16_resolutions = FP16_RESOLUTIONS
-    # A share of a cycle's kernels: style mixing begins at a random layer, and with none left it copies nothing.
-    LAUNCHES_VARY = 0.001
-
-    def __init__(self, workload: Fields, folder: Path, device: str, seed: int) -> None:
-        self.recipe = {"folder": str(folder), "cudnn_benchmark": True}
-        self.workload, self.device = workload, device
-        if device != "cuda":  # stylegan3 ignores FP16 on a CPU, stylegan2-ada-pytorch would compute in it
-            self.fp16_resolutions = 0
-        self.modules = modules = source.load(folder)
-        torch.manual_seed(seed)
-        torch.backends.cudnn.benchmark = True
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-        self.gradfix = source.switch_gradfix(modules, device)
-        if device == "cuda":
-            source.build_ops(modules)
-        self.G, self.D = (net.train().requires_grad_(False).to(device) for net in self._networks())
-        self.G_ema = copy.deepcopy(self.G).eval()
-        nets = {"G": self.G} | {f"G_{part}": getattr(self.G, part, None) for part in ("mapping", "synthesis")}
-        gamma = workload["r1_gamma"]
-        if gamma is None:  # NVIDIA's rule
-            gamma = 0.0002 * workload["resolution"] ** 2 / workload["batch"]
-        self.loss = modules.loss.StyleGAN2Loss(
-            device=torch.device(device), D=self.D, r1_gamma=gamma,
-            style_mixing_prob=workload["style_mixing"], pl_weight=workload["pl_weight"],
-            pl_batch_shrink=workload["pl_batch_shrink"], pl_decay=workload["pl_decay"],
-            **source.pick_accepted(modules.loss.StyleGAN2Loss, **nets, pl_no_weight_grad=True),
-        )  # fmt: skip
-        self.updates: list[tuple[str, Any, Any, int]] = []
-        for name, module, interval in (
-            ("G", self.G, workload["pl_interval"]),
-            ("D", self.D, workload["r1_interval"]),
-        ):
-            share = interval / (interval + 1)  # lazy regularization scales learning rate and betas
-            betas = [workload[key] ** share for key in ("beta1", "beta2")]
-            adam = torch.optim.Adam(module.parameters(), lr=workload["lr"] * share, betas=betas, eps=1e-8)
-            self.updates += [(f"{name}main", module, adam, 1), (f"{name}reg", module, adam, interval)]
-        self.images = self._images(seed)
-        self.data_capacity = WORKERS * PREFETCH if workload["data"] else 0
-        self.number = self.seen = 0
-
-    def _networks(self) -> tuple[Any, Any]:
-        ours, networks = self.workload, self.modules.networks
-        size = {key: ours[key] for key in ("channel_base", "channel_max")}
-        size |= {"conv_clamp": ours.get("conv_clamp") or CLAMP, "num_fp16_res": self.fp16_resolutions}
-        both = {"c_dim": 0, "img_resolution": ours["resolution"], "img_channels": 3}
-        mapping = {"num_layers": ours["mapping_layers"], "w_avg_beta": ours["w_avg_beta"]}
-        latent = {"z_dim": ours["z_dim"], "w_dim": ours["w_dim"]}
-        options = size | source.pick_accepted(networks.SynthesisBlock, fused_modconv_default="inference_only")
-        # stylegan2-ada-pytorch takes them in a dict
-        options = source.pick_accepted(networks.Generator, synthesis_kwargs=options) or options
-        return (
-            networks.Generator(**latent, **both, **options, mapping_kwargs=mapping),
-            networks.Discriminator(**both, **size, epilogue_kwargs={"mbstd_group_size": ours["mbstd_group"]}),
-        )
-
-    def _images(self, seed: int) -> Any:
-        """Yield batches of uint8 images without end. Without data it repeats one random batch."""
-        shape = (self.workload["batch"], 3, *2 * (self.workload["resolution"],))
-        if not self.workload["data"]:
-            images = torch.randint(256, shape, dtype=torch.uint8)
-            return iter(lambda: (images, None), 0)
-        data = self.modules.dataset.ImageFolderDataset(
-            path=str(self.workload["data"]),
-            resolution=self.workload["resolution"],
-            xflip=self.workload["flips"],
-        )
-        # NVIDIA's endless sampler does not run with today's torch, so this loop shuffles before each pass.
-        shuffle = torch.Generator().manual_seed(seed)
-        order = torch.utils.data.RandomSampler(data, num_samples=2**40, generator=shuffle)
-        # Ours, from its file: in this process `stylegan_lite` is a package that stands for NVIDIA's.
-        path = ROOT / "stylegan_lite" / "step" / "dataworkers.py"
-        spec = importlib.util.spec_from_file_location("ladder.studies.upstream.dataworkers", path)
-        workers = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(workers)
-        loader = torch.utils.data.DataLoader(
-            data, batch_size=self.workload["batch"], sampler=order, pin_memory=self.device == "cuda",
-            num_workers=WORKERS, prefetch_factor=PREFETCH, worker_init_fn=workers.begin,
-        )  # fmt: skip
-        return workers.started(loader)
-
-    def prepare(self) -> None:
-        """Run every phase once, which autotunes its convolutions."""
-        self.step(lazy=True)
-        self.number = 0
-
-    def cycle(self, lazy: bool = True) -> None:
-        for _ in range(CYCLE_STEPS):
-            self.step(lazy)
-
-    @property
-    def count(self) -> int:
-        """Return the number of iterations so far."""
-        return self.number
-
-    def phases(self, number: int) -> list[str]:
-        """Return the names of the phases of this iteration."""
-        return [NAMES[name] for name, *_, interval in self.updates if number % interval == 0]
-
-    def step(self, lazy: bool = True) -> None:
-        """Run one iteration. Phases that are not due are left out, and lazy phases too where `lazy` is false."""
-        batch = self.workload["batch"]
-        images, latents = self.draw()
-        for update, z in zip(self.updates, latents.split(batch), strict=True):
-            _, module, adam, interval = update
-            if self.number % interval or (interval > 1 and not lazy):
-                continue
-            self.accumulate(update, images, z)
-            self._update(module, adam)
-        self._average()
-        self.number, self.seen = self.number + 1, self.seen + batch
-
-    def draw(self) -> tuple[Any, Any]:
-        """Return the images of an iteration, from -1 to 1, and the latents of all phases."""
-        images, _ = next(self.images)
-        images = images.to(self.device).to(torch.float32) / 127.5 - 1
-        count = len(self.updates) * self.workload["batch"]
-        return images, torch.randn([count, self.workload["z_dim"]], device=self.device)
-
-    def accumulate(self, update: tuple[str, Any, Any, int], images: Any, z: Any) -> None:
-        """Compute the gradients of one phase."""
-        name, module, adam, interval = update
-        labels = torch.zeros([len(z), 0], device=self.device)
-        adam.zero_grad(set_to_none=True)
-        module.requires_grad_(True)
-        compute = self.loss.accumulate_gradients
-        also = source.pick_accepted(compute, sync=True, cur_nimg=self.seen)
-        compute(phase=name, real_img=images, real_c=labels, gen_z=z, gen_c=labels, gain=interval, **also)
-        module.requires_grad_(False)
-
-    @staticmethod
-    def _update(module: Any, adam: Any) -> None:
-        weights = [each for each in module.parameters() if each.grad is not None]
-        if weights:
-            flat = torch.cat([each.grad.flatten() for each in weights])
-            torch.nan_to_num(flat, nan=0, posinf=1e5, neginf=-1e5, out=flat)
-            for each, grad in zip(weights, flat.split([each.numel() for each in weights]), strict=True):
-                each.grad = grad.reshape(each.shape)
-        adam.step()
-
-    def _average(self) -> None:
-        images = min(self.workload["ema_images"], self.seen * 0.05)
-        beta = 0.5 ** (self.workload["batch"] / max(images, 1e-8))
-        with torch.no_grad():
-            for mean, now in zip(self.G_ema.parameters(), self.G.parameters(), strict=True):
-                mean.copy_(now.lerp(mean, beta))
-            for mean, now in zip(self.G_ema.buffers(), self.G.buffers(), strict=True):
-                mean.copy_(now)
-
-    def check_finite(self) -> str | None:
-        """Return one line if a weight is not finite, else None."""
-        for name, net in (("G", self.G), ("D", self.D)):
-            for where, weight in net.named_parameters():
-                if not math.isfinite(float(weight.sum())):
-                    return f"{name}.{where} is not finite"
-        return None
-
-    def settings(self) -> dict[str, bool | int]:
-        """Return the settings in force and the numbers of weights."""
-        return {
-            "cuda_ops": self.device == "cuda",
-            "fast_double_backward": self.gradfix,
-            "fp16_resolutions": self.fp16_resolutions,
-            "cudnn_benchmark": True,
-            "loader_workers": WORKERS if self.workload["data"] else 0,
-            "parameters_G": sum(each.numel() for each in self.G.parameters()),
-            "parameters_D": sum(each.numel() for each in self.D.parameters()),
-        }
-
-    def close(self) -> None:
-        self.images = None
+    kind = R3GANStep if "preset" in recipe else UpstreamStep
+    if "findings" not in recipe:
+        return kind(workload, recipe, device, seed)
+    examination = Times if recipe["what"] == TIMES else Gradients
+    examined = type(examination.__name__, (examination, kind), {})
+    return examined(workload | {"data": None}, recipe, device, seed)  # type: ignore[no-any-return]
 
 
 # --- examinations -----------------------------------------------------------------------------------------------------
@@ -287,13 +87,6 @@ class Draws:
         return numbers.to(device or "cpu", dtype or torch.get_default_dtype())
 
 
-class Wide:
-    """The module torch, whose float32 is float64."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, "float64" if name == "float32" else name)
-
-
 @contextlib.contextmanager
 def set_default(dtype: torch.dtype) -> Iterator[None]:
     """Make a precision that of new tensors inside."""
@@ -305,31 +98,30 @@ def set_default(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-class Gradients(UpstreamStep):
+if TYPE_CHECKING:
+    Examined = UpstreamStep
+else:
+    Examined = object  # the step of a clone comes behind it
+
+
+class Gradients(Examined):
     """Compare each phase's gradients with exact ones, which another examination wrote into the folder `exact`.
 
-    That one computes in FP64: where NVIDIA's networks name float32, they get float64. No update follows, so every phase
-    sees the same weights.
+    That one computes in FP64: where a clone's networks name float32, they get float64. No update follows, so every
+    phase sees the same weights.
     """
 
     def __init__(self, workload: Fields, recipe: Fields, device: str, seed: int) -> None:
         self.findings, self.exact, self.draws = Path(recipe["findings"]), Path(recipe["exact"]), Draws(seed)
         self.is_exact = recipe["what"] == EXACT
         self.dtype = torch.float64 if self.is_exact else torch.get_default_dtype()
-        if self.is_exact:
-            self.fp16_resolutions = 0
         with set_default(self.dtype), self.draws:
-            super().__init__(workload, Path(recipe["folder"]), device, seed)
+            super().__init__(workload, recipe, device, seed)
             with torch.no_grad():
                 for weight in [*self.G.parameters(), *self.D.parameters()]:
                     # in FP32, so that FP64 gets the same numbers
                     moves = torch.randn(weight.shape, device=self.device, dtype=torch.float32)
-                    weight.copy_(weight.float() + MOVED * moves)
-
-    def _networks(self) -> tuple[Any, Any]:
-        if self.is_exact:
-            self.modules.networks.torch = Wide()
-        return super()._networks()
+                    weight.copy_(self._place(weight, moves))
 
     def prepare(self) -> None:
         """Compute the gradients, and write their errors; exact ones are written rounded by 3e-8."""
@@ -343,9 +135,9 @@ class Gradients(UpstreamStep):
                 levels = torch.randint(256, shape, generator=self.draws.generator).to(torch.float32)
                 images = (levels / 127.5 - 1).to(self.device, torch.get_default_dtype())
                 for update in self.updates:
-                    z = torch.randn([len(images), self.workload["z_dim"]], device=self.device)
+                    z = torch.randn([len(images), self.z_dim], device=self.device)
                     self.accumulate(update, images, z)
-                    phase, weights = NAMES[update[0]], [*update[1].parameters()]
+                    phase, weights = self.names[update[0]], [*update[1].parameters()]
                     grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in weights]
                     values = torch.cat([each.flatten() for each in grads]).double().cpu().numpy()
                     path = self.exact / f"{phase}-{number}.npy"
@@ -362,12 +154,12 @@ class Gradients(UpstreamStep):
         (self.findings / SEEN).write_text(json.dumps(findings))
 
 
-class Times(UpstreamStep):
+class Times(Examined):
     """Write the GPU time in ms of each phase with its update: the union of its kernels and copies, under a profiler."""
 
     def __init__(self, workload: Fields, recipe: Fields, device: str, seed: int) -> None:
         self.findings = Path(recipe["findings"])
-        super().__init__(workload, Path(recipe["folder"]), device, seed)
+        super().__init__(workload, recipe, device, seed)
 
     def prepare(self) -> None:
         """Warm up, profile and write."""
@@ -377,11 +169,10 @@ class Times(UpstreamStep):
         super().prepare()
         self.step()  # every phase once more: its convolutions are tuned, its kernels compiled
         profiling.load_profiler()
-        images, latents = self.draw()
-        runs = [*zip(self.updates, latents.split(self.workload["batch"]), strict=True)] * REPEATS
+        runs = [(update, *drawn) for update, drawn in zip(self.updates, self.draw(), strict=True)] * REPEATS
         recorded = profiling.Recorded()
 
-        def run_phase(update: Any, z: Any) -> None:
+        def run_phase(update: Any, images: Any, z: Any) -> None:
             self.accumulate(update, images, z)
             self._update(update[1], update[2])
             torch.cuda.synchronize()
@@ -391,7 +182,7 @@ class Times(UpstreamStep):
                 recorded.run(functools.partial(run_phase, *each))
 
         recorded.profile = traces.profile_cycle(run_phases)
-        times = tabulate_times([NAMES[update[0]] for update, _ in runs], recorded.cycles())
+        times = tabulate_times([self.names[update[0]] for update, *_ in runs], recorded.cycles())
         (self.findings / SEEN).write_text(json.dumps(times))
 
 

@@ -17,12 +17,14 @@ import gc
 import importlib.util
 import json
 import linecache
+import math
 import os
 import re
 import statistics
 import sys
 import sysconfig
 import time
+import warnings
 import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -31,7 +33,7 @@ from typing import Any
 
 VARIABLE = "LADDER_WATCH"  # holds the settings as JSON
 MOST_STEPS, FEWEST_STEPS, MOST_WINDOW_S = 32, 4, 30.0  # of a window whose length is not given
-MOST_ROWS, MOST_NODES = 2000, 100_000
+MOST_ROWS, MOST_NODES, MOST_KERNELS = 2000, 100_000, 60_000
 FAR = 4.0  # times the median of an operator's durations
 LOOKS = 4  # at the graphs that the user's variables hold
 Facts = dict[str, Any]
@@ -44,6 +46,7 @@ PURPOSES = {
 }  # fmt: skip
 NORMS = {"_SpectralNorm": "spectral_norm", "_WeightNorm": "weight_norm"}  # modules of parametrizations
 WEIGHTED = ("conv", "mm", "linear", "matmul")  # operators that multiply with weights
+CONVOLUTION, REDUCTION = "aten::convolution", "c10d::allreduce_"
 SYNCHRONIZING = {"aten::_local_scalar_dense": "item", "aten::nonzero": "nonzero"}
 
 
@@ -154,8 +157,7 @@ class Watch:
         self.calls: list[int] = []  # which optimizer stepped, in order
         self.runs: Counter[int] = Counter()  # how often an optimizer stepped after another one
         self.anchor, self.clock = 0, 0.0  # the optimizer that ends a step, and when the last one ended
-        self.began = 0  # calls before this step
-        self.penalties = 0  # calls of autograd.grad(create_graph=True) in this step
+        self.began, self.penalties = 0, 0  # calls before this step; autograd.grad(create_graph=True) in it
         self.walls_ms: list[float] = []
         self.signs: list[Any] = []  # of each step, what of it may be lazy
         self.loaders: dict[str, Facts] = {}
@@ -169,9 +171,8 @@ class Watch:
         self.mode: Any = None
         self.marks: list[Mark] = []
         self.bounds: list[int] = []  # ns, at which the steps of a window ended
-        self.stage, self.window_began = "skip", 0.0
+        self.stage, self.window_began, self.length = "skip", 0.0, FEWEST_STEPS
         self.is_captured = self.is_done = False
-        self.length = FEWEST_STEPS
         self.loop = ("", "")  # the file and the function in which the first optimizer steps
 
     # -- hooks in PyTorch
@@ -318,9 +319,8 @@ class Watch:
 
     def _end_skip(self) -> None:
         took = time.process_time() - self.cpu_clock[0], time.perf_counter() - self.cpu_clock[1]
-        self.facts["busy_cores"] = took[0] / max(took[1], 1e-9)
-        self.facts["compiled"] = self._count_compilations()
-        self.facts["retries"] = self._read_memory("num_alloc_retries")
+        self.facts |= {"busy_cores": took[0] / max(took[1], 1e-9), "compiled": self._count_compilations()}
+        self.facts["retries"] = self._count_retries()
         counts = Counter(self.signs)
         rarest = min(counts, key=lambda sign: (counts[sign] == 1, counts[sign]))  # a lazy phase comes again
         places = [place for place, sign in enumerate(self.signs) if sign == rarest]
@@ -369,8 +369,8 @@ class Watch:
         places = [(each.co_filename, each.co_firstlineno) for each in get_compilation_metrics()]
         return Counter(name_line(file, line or 1) for file, line in places if file)
 
-    def _read_memory(self, key: str) -> int:
-        return int(self.torch.cuda.memory_stats().get(key, 0)) if has_gpu(self.torch) else 0
+    def _count_retries(self) -> int:
+        return int(self.torch.cuda.memory_stats()["num_alloc_retries"]) if has_gpu(self.torch) else 0
 
     # -- windows
 
@@ -379,8 +379,11 @@ class Watch:
         synchronize(self.torch)
         kinds, is_whole = torch.profiler.supported_activities(), stage == "stacks"
         kinds = kinds if is_whole else kinds & {torch.profiler.ProfilerActivity.CUDA}
-        self.profile = torch.profiler.profile(activities=kinds, with_stack=is_whole, record_shapes=is_whole)
-        self.profile.start()
+        with warnings.catch_warnings():  # of PyTorch, on what the profiler keeps
+            warnings.simplefilter("ignore")
+            details = {"with_stack": is_whole, "record_shapes": is_whole}
+            self.profile = torch.profiler.profile(activities=kinds, **details)
+            self.profile.start()
         if is_whole and not self._count_compilations():  # compiled code would be compiled anew
             self.mode = make_mode(torch)
             self.mode.__enter__()
@@ -395,6 +398,9 @@ class Watch:
         results, self.profile = self.profile.profiler.kineto_results, None
         if self.stage == "idle":
             self.facts |= {"idle": list_idle(results, self.marks), "idle_steps": len(self.bounds)}
+            if self.steps is None:  # a kernel with its stack takes a millisecond to digest
+                kernels = sum(each["kernels"] for each in self.facts["idle"])
+                self.length = max(1, min(self.length, self.length * MOST_KERNELS // max(kernels, 1)))
             return self._open_window("stacks")
         weights = {index: self._list_weights(index) for index in range(len(self.objects))}
         weights[UNOWNED] = self._list_unowned({id(p) for each in weights.values() for p in each})
@@ -417,18 +423,21 @@ class Watch:
         breaks: dict[str, int] = {}
         if "torch._dynamo" in sys.modules:
             breaks = dict(sys.modules["torch._dynamo.utils"].counters["graph_break"])
+        for k, each in enumerate(self.optimizers):
+            own = calls[k] * sum(p.numel() * p.element_size() for p in self._list_weights(k))
+            each |= {"calls": calls[k], "reduced": digest.count_reduced(k) / max(own, 1)}
         self.facts |= {
             "what": "watch", "version": 1, **describe_machine(self.torch), "walls_ms": self.walls_ms,
             "window": len(self.bounds), "unowned": unowned, "rows": digest.list_rows(),
             "synchronizations": digest.list_synchronizations(),
-            "optimizers": [each | {"calls": calls[k]} for k, each in enumerate(self.optimizers)],
+            "optimizers": self.optimizers, "new_shapes": digest.measure_new_shapes(self.bounds),
             "loaders": [each | {"steps": half} for each in self.loaders.values()],
             "dropped": [{"owner": o, "phase": k, "count": n, "steps": half} for (o, k), n in self.dropped.items()],
             "graphs": {line: each for line, each in self.graphs.items() if len(each) == LOOKS},
-            "empty_caches": {line: n / (self.skip + len(self.bounds)) for line, n in self.empty_caches.items()},
+            "empty_caches": {line: n / self.skip for line, n in self.empty_caches.items() if n > 1},
             "compiled": {line: n - before.get(line, 0) for line, n in after.items() if n > before.get(line, 0)},
             "breaks": {str(reason).splitlines()[0][:200]: n for reason, n in breaks.items()},
-            "retries": self._read_memory("num_alloc_retries") - self.facts["retries"],
+            "retries": self._count_retries() - self.facts["retries"],
         }  # fmt: skip
         named = json.dumps(self.facts)
         self.facts["lines"] = {line: text for line, text in LINES.items() if f'"{line}"' in named}
@@ -516,6 +525,7 @@ def describe_machine(torch: Any) -> Facts:
         "matmul": read_precision(backends.cuda.matmul),
         "convolution": read_precision(getattr(backends.cudnn, "conv", backends.cudnn)),
         "anomaly": torch.is_anomaly_enabled(),
+        "benchmark": None if backends.cudnn.deterministic else backends.cudnn.benchmark,
         "blocking": os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "1",
         "repaired": is_repaired(torch),
     }  # fmt: skip
@@ -549,25 +559,27 @@ def find_phase(marks: list[Mark], ns: int) -> int:
     return marks[min(bisect.bisect_left(marks, (ns, -1), lo=1), len(marks) - 1)][1]
 
 
-def list_work(results: Any) -> list[Any]:
-    """Return the events of kernels and copies of a profile."""
-    events = [each for each in results.events() if str(each.device_type()).endswith("CUDA")]
-    ranges = ("gpu_user_annotation", "user_annotation")
-    events = [e for e in events if not (hasattr(e, "activity_type") and e.activity_type() in ranges)]
-    return [each for each in events if not each.name().endswith((" Sync", " Wait Event"))]
+def split_events(results: Any) -> tuple[list[Any], list[Any]]:
+    """Return a profile's kernels and copies, and its events of the CPU: operators, and calls of the CUDA runtime."""
+    from torch.autograd import DeviceType
 
-
-def list_calls(results: Any) -> list[Any]:
-    """Return the events of the CPU: operators, and calls of the CUDA runtime."""
-    return [each for each in results.events() if str(each.device_type()).endswith("CPU")]
+    work, calls = [], []
+    for event in results.events():
+        if event.device_type() == DeviceType.CPU:
+            calls.append(event)
+        elif not event.name().endswith((" Sync", " Wait Event")):
+            work.append(event)
+    kinds = ("gpu_user_annotation", "user_annotation")
+    return [e for e in work if getattr(e, "activity_type", str)() not in kinds], calls
 
 
 def list_idle(results: Any, marks: list[Mark]) -> list[Facts]:
     """Return for each phase how long the GPU worked, and how long it had waited when its kernels began."""
-    launched = {each.correlation_id(): each.start_ns() for each in list_calls(results)}
+    work, calls = split_events(results)
+    launched = {each.correlation_id(): each.start_ns() for each in calls}
     phases: dict[int, list[float]] = defaultdict(lambda: [0, 0, 0])
     end = None
-    for event in sorted(list_work(results), key=lambda each: each.start_ns()):
+    for event in sorted(work, key=lambda each: each.start_ns()):
         first, last = event.start_ns(), event.start_ns() + event.duration_ns()
         phase = phases[find_phase(marks, launched.get(event.correlation_id(), first))]
         end = end or first
@@ -577,6 +589,15 @@ def list_idle(results: Any, marks: list[Mark]) -> list[Facts]:
         end = max(end, last)
     keys = ("phase", "busy_us", "idle_us", "kernels")
     return [dict(zip(keys, (phase, *values), strict=True)) for phase, values in phases.items()]
+
+
+@functools.cache
+def find_purpose(file: str, name: str) -> str:
+    """Return what a function of a library is for, "module" for any other of `torch.nn`, "" for the rest."""
+    path = find_file(file)
+    purposes = [NORMS[word] for word in NORMS if word in name]
+    purposes += [PURPOSES[word] for word in PURPOSES if word in file and "torch/" in path]
+    return next(iter(purposes), "module" if "torch/nn/modules/" in path else "")
 
 
 class Operator:
@@ -593,14 +614,15 @@ class Operator:
         self.note = self.dtype = self.device = ""
         if above is not None:
             above.own_us -= self.own_us
-        tensors = []
-        for each in event.extra_fields.inputs:
-            tensors += [one for one in (each if isinstance(each, list) else [each]) if hasattr(one, "sizes")]
+        inputs = [each if isinstance(each, list) else [each] for each in event.extra_fields.inputs]
+        tensors = [one for each in inputs for one in each if hasattr(one, "sizes")]
         for each in tensors:
             self.device = self.device or each.device.type
             self.owner = owners.get(each.storage_data_ptr, self.owner)
             if not self.dtype and each.dtype.is_floating_point:
                 self.dtype = str(each.dtype).partition(".")[2]
+        if self.name in (CONVOLUTION, REDUCTION):
+            self.shapes = [(*each.sizes, each.dtype.itemsize) for each in tensors]
         if event.name == "aten::copy_" and len(tensors) == 2:
             self.note, self.source = describe_copy(*tensors), tensors[1].storage_data_ptr
 
@@ -636,8 +658,8 @@ class Digest:
         from torch._C._profiler import _EventType
 
         self.marks, self.owners, self.loop, self.kinds = marks, owners, loop, _EventType
-        self.work = list_work(results)
-        self.events = {(each.start_ns(), each.name()): each for each in list_calls(results)}
+        self.work, calls = split_events(results)
+        self.events = {(each.start_ns(), each.name()): each for each in calls}
         self.operators: dict[Any, Operator] = {}  # by start and name
         self.casts: set[Any] = set()  # (the storage that was cast, the place of its phase)
         self.waits: list[tuple[str, str, float]] = []  # (line, purpose, us) of torch.cuda.synchronize
@@ -656,7 +678,7 @@ class Digest:
             event, place, above = todo.pop()
             if event.tag in (self.kinds.PyCall, self.kinds.PyCCall):
                 place = self._find_place(event, *place)
-            elif event.tag == self.kinds.TorchOp:
+            elif event.tag == self.kinds.TorchOp and "USER_SCOPE" not in str(event.extra_fields.scope):
                 above = self._add(event, place, above)
             todo += [(child, place, above) for child in event.children]
 
@@ -678,10 +700,8 @@ class Digest:
             return line, outer, "watch"
         if file.endswith("autograd/__init__.py") and "backward" in event.name:
             self.backward[find_phase(self.marks, event.start_time_ns)].add(line)
-        purposes = [NORMS[word] for word in NORMS if word in event.name]
-        purposes += [PURPOSES[word] for word in PURPOSES if word in file and "torch/" in find_file(file)]
-        via = via or ("module" if "torch/nn/modules/" in find_file(file) else "")
-        return line, outer, next(iter(purposes), via)
+        purpose = find_purpose(file, event.name)
+        return line, outer, via if via and purpose == "module" else purpose or via
 
     def _add(self, event: Any, place: Place, above: Operator | None) -> Operator:
         operator = Operator(event, place, above, self.owners)
@@ -718,6 +738,17 @@ class Digest:
         origin, order = self._trace(first, deep + 1)
         return origin, order + 1
 
+    def count_reduced(self, phase: int) -> int:
+        """Return how many bytes were added up over the ranks in a phase."""
+        shapes = [each.shapes for each in self.in_order if each.name == REDUCTION and each.phase == phase]
+        return sum(math.prod(shape) for each in shapes for shape in each)
+
+    def measure_new_shapes(self, bounds: list[int]) -> float:
+        """Return which part of the convolutions' shapes in the window's second half its first half had not."""
+        middle, called = bounds[(len(bounds) - 1) // 2], [e for e in self.in_order if e.name == CONVOLUTION]
+        first, second = ({(*e.shapes[:2],) for e in called if (e.start > middle) == k} for k in (False, True))
+        return len(second - first) / len(second) if first and second else 0.0
+
     def list_rows(self) -> list[Facts]:
         """Return where the time went, the largest first: of kernels where there are any, else of operators."""
         times: dict[tuple[Any, ...], list[float]] = defaultdict(list)
@@ -735,7 +766,7 @@ class Digest:
 
     def _name_row(self, operator: Operator | None, kernel: str, phase: int) -> tuple[Any, ...]:
         if operator is None:
-            return "", "", kernel, "", "", "", phase, 0, "", NOBODY, False
+            return "", "", kernel, "", "", "", "", phase, 0, "", NOBODY, False
         (origin, order), above = self._trace(operator), operator
         while above.above is not None and not above.unused:
             above = above.above

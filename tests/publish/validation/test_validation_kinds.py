@@ -97,11 +97,11 @@ def test_nan_and_a_machine_that_is_not_made_from_its_hardware_are_refused(
         assert "is not made from its hardware" in problem_of(plant(data, (key, "name"), "nvidia-b200"))
 
 
-@pytest.mark.parametrize("kind", ["canari", ["kernels"], "kernels ", 7])
+@pytest.mark.parametrize("kind", ["qualiti", ["kernels"], "kernels ", 7])
 def test_another_kind_is_named(tmp_path: Path, kind: Any) -> None:
     problem = judge(tmp_path, {"schema": 1, "kind": kind})
     assert problem.startswith("kind: ") and "is none that this project writes" in problem
-    assert ("did you mean 'canary'?" in problem) == (kind == "canari")
+    assert ("did you mean 'quality'?" in problem) == (kind == "qualiti")
 
 
 @pytest.fixture

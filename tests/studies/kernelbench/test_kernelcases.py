@@ -3,6 +3,7 @@
 import functools
 import inspect
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import msgspec
@@ -19,7 +20,7 @@ from ladder.studies.kernelbench.cases import DTYPES, OPS, Case
 from stylegan_lite import losses
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.networks import Discriminator, Generator
-from tests.support import cuda_on_cpu, made_up_kernels
+from tests.support import cuda_on_cpu, made_up_kernels, nvidia_clone
 from tests.support.kernel_checks import assert_agrees
 from tests.support.small import SMALL
 
@@ -42,7 +43,8 @@ RECIPES = (
     ON | {"conv": "double_backward", "resample": "triton"},
 )
 # StyleGAN2's layers have noise and a bias as well, and styles are in toRGB's weights; images alone are filtered up.
-NEVER = ("scale_act", "to_rgb", "upfirdn2d up", "demodulate_group", "power_iteration")
+NEVER = ("group_norm_act", "batch_norm_act", "weight_norm")  # of other networks
+NEVER += ("scale_act", "to_rgb", "upfirdn2d up", "demodulate_group", "power_iteration")
 EQUIVALENT = ("gain", "act_gain", "weight_gain", "filter_gain", "slope", "channels_last", "bias_gain", "taps")
 LINEAR = ("conv2d", "upfirdn2d")  # of these a few calls are timed, and it matters how they are called
 CUDA = [op for op, entry in OPS.items() if entry.needs]
@@ -207,6 +209,8 @@ def test_cuda_c_that_is_not_there_is_no_triton(monkeypatch):
         ("power_iteration", 4 * (135 + 2 * 3 + 2 * 45), None),
         ("conv2d", 2 * 180 + 81, 3 * 180 + 2 * 81),
         ("conv_transpose2d", 180 + 81 + 2 * 3 * 11 * 13, 2 * (180 + 81) + 2 * 3 * 11 * 13),
+        ("group_norm_act", 2 * 180, 3 * 180),
+        ("weight_norm", 4 * 2 * 135, 4 * 3 * 135),
         ("bias_act_skip", 2 * 180 + 300 + 15, 3 * 180 + 2 * (300 + 15)),
         ("cuda instance_norm_act", 2 * 180 + 60, 3 * 180 + 60),
         ("upfirdn2d after up", 180 + 2 * 3 * 4 * 5, 180 + 2 * 3 * 4 * 5),
@@ -280,6 +284,19 @@ def test_plain_pytorch_stays_in_the_settings_precision(op, monkeypatch):
     y = case.plain()(**inputs)
     assert dtypes == {DTYPES[case.dtype]}
     torch.testing.assert_close(y, original(**inputs), rtol=0.1, atol=0.1)
+
+
+@nvidia_clone.needed
+@pytest.mark.parametrize(
+    "op", [op for op, entry in OPS.items() if op == "bias_act" or entry.function == "upfirdn2d"]
+)
+def test_nvidia_s_op_computes_the_same(op):
+    case = next(case for case in list_small("demod", ops=[op]) if case.op == op)
+    case = replace(case, dtype="fp32")
+    inputs = case.tensors("cpu")
+    with nvidia_clone.imported() as clone:
+        y = case.theirs(clone, "cpu")(**inputs)
+    torch.testing.assert_close(y.float(), case.reference()(**inputs), rtol=0.02, atol=0.02)
 
 
 def test_cuda_c_is_left_out_where_it_cannot_be_built(monkeypatch):

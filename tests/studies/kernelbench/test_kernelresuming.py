@@ -91,6 +91,17 @@ def test_the_command_writes_json_markdown_and_chart(tmp_path):
     assert "double backward" in double.reasons["compile"]
 
 
+def test_the_host_s_time_alone_is_one_table(tmp_path):
+    """Nothing is compiled for it, and nothing but the calls is timed."""
+    pytest.importorskip("triton")
+    ended = invoke(tmp_path, "--host", ops=["modulate"])
+    assert ended.exit_code == 0, ended.output
+    assert "The host's time" in ended.output and "share of copy" not in ended.output
+    (path,) = tmp_path.glob("*-modulate-host-smoke.json")
+    for row in derive(path)["rows"]:
+        assert row.us["host"].keys() == {"ours", "plain"} and not row.us["cold"] and not row.reasons
+
+
 @pytest.mark.parametrize(
     ("device", "args", "words"),
     [
@@ -98,6 +109,7 @@ def test_the_command_writes_json_markdown_and_chart(tmp_path):
         ("cpu", ("--op", "nonsense"), "no op is called 'nonsense'"),
         ("cpu", ("--workload", "nosuch"), "nosuch"),
         ("cpu", ("--workload", "article"), "leave out --workload"),
+        ("cpu", ("--nvidia", "."), "--nvidia needs a CUDA GPU"),
     ],
 )
 def test_an_impossible_request_is_one_line_and_leaves_no_file(device, args, words, monkeypatch, tmp_path):

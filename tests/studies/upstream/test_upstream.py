@@ -22,7 +22,7 @@ from ladder.machine import system
 from ladder.plan import catalog
 from ladder.publish.validation import validate
 from ladder.studies import frame
-from ladder.studies.upstream import record, source, step
+from ladder.studies.upstream import loops, record, source, step
 from ladder.studies.upstream.study import STUDY, count_weights
 from stylegan_lite.config import Workload
 from tests.support import servers
@@ -30,6 +30,7 @@ from tests.support.small import LEAST
 
 kept_servers = servers.kept_servers
 pytestmark = pytest.mark.usefixtures("kept_servers")
+PARTS = (*source.PARTS, source.R3GAN, "train")
 WORKLOAD = Workload.from_dict(LEAST).to_dict()
 
 # The part of the repository that a step needs: ops in plain PyTorch, and networks and losses that need their second
@@ -166,10 +167,10 @@ def kept(tmp_path, monkeypatch):
 
 
 @contextlib.contextmanager
-def standing_in(folder):
+def standing_in(folder, files=FILES):
     """The stand-in in a folder. Its modules, their substitutes and the settings of its step leave afterwards."""
     weights = count_weights(WORKLOAD)
-    for path, text in FILES.items():
+    for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         for net in ("G", "D"):
             text = text.replace(f"COUNT_{net}", str(weights[net]))
@@ -182,7 +183,7 @@ def standing_in(folder):
         yield folder
     cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
     substitutes = {name for name in {*sys.modules} - modules if sys.modules[name].__spec__ is None}
-    for name in substitutes | {name for name in sys.modules if name.split(".")[0] in source.PARTS}:
+    for name in substitutes | {name for name in sys.modules if name.split(".")[0] in PARTS}:
         del sys.modules[name]
 
 
@@ -200,17 +201,11 @@ def file_of_least(folder):
 
 def run_upstream(clone, folder, *more):
     """Run the command. Its files are in the folder `out`."""
-    words = [
-        "upstream",
-        clone,
-        "-w",
-        file_of_least(folder),
-        "--device",
-        "cpu",
-        "--out",
-        folder / "out",
-        *more,
-    ]
+    least = file_of_least(folder)
+    return run_command("upstream", clone, "-w", least, "--device", "cpu", "--out", folder / "out", *more)
+
+
+def run_command(*words):
     return CliRunner().invoke(cli.main, [*map(str, words)])
 
 
@@ -267,7 +262,7 @@ def test_a_step_is_an_iteration_of_its_training_loop(clone):
 def test_its_configuration_is_that_of_its_command_line(bare):
     built = make_step(bare)
     built.step(lazy=True)
-    assert (step.UpstreamStep.fp16_resolutions, built.G.more["num_fp16_res"]) == (4, 0)  # on a GPU, on a CPU
+    assert (loops.FP16_RESOLUTIONS, built.G.more["num_fp16_res"]) == (4, 0)  # on a GPU, on a CPU
     assert built.G.more["conv_clamp"] == 256 and built.loss.pl
     assert built.G.more["fused_modconv_default"] == "inference_only"
     assert built.G.more["channel_base"] == WORKLOAD["channel_base"]
@@ -342,7 +337,7 @@ def test_a_run_goes_on_where_it_was_stopped(finished, clone, tmp_path):
 
 
 def test_ours_is_not_timed_without_parity(clone, tmp_path, monkeypatch):
-    def refuse(worker, tell):
+    def refuse(worker, tell, alone):
         raise inspection.Objection("failed: parity", "G_main: error 1", {"parity": None})
 
     monkeypatch.setattr(inspection, "inspect_worker", refuse)

@@ -1,14 +1,17 @@
 """`ladder upstream --patched`: the stand-in's copy with our ops, compared and timed."""
 
+import contextlib
 import json
 import shutil
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from ladder.core.protocol import IN_ORDER
-from ladder.engine import forkserver
-from ladder.engine.pool import Pool
+from ladder.engine import forkserver, inspection
+from ladder.engine.pool import Pool, WorkerFailure
+from ladder.engine.rounds import Interleaved
 from ladder.publish.export import drop_in, package
 from ladder.publish.pages.__main__ import TABLES
 from ladder.publish.pages.committed import Committed
@@ -113,6 +116,30 @@ def test_a_contender_with_other_gradients_is_not_timed(clone, tmp_path, monkeypa
     assert result.programs[PATCHED].status == "failed: parity" and result.derive_wall_ratio(PATCHED) is None
 
 
+def test_gradients_are_compared_while_ours_is_proved_and_again_alone_if_memory_was_short(
+    clone, tmp_path, monkeypatch
+):
+    begun, calls = threading.Event(), []
+
+    def compare(session, sitting, together):
+        calls.append(together)
+        begun.set()
+        if len(calls) == 1:
+            raise WorkerFailure("oom", "out of memory")
+        return record.Observed(batch=2)
+
+    def inspect(*_):
+        assert begun.wait(60)
+        return {"inspection": {"error": None}, "parity": None, "receipts": {}}
+
+    monkeypatch.setattr(study, "ROOM_GB", 0)
+    monkeypatch.setattr(study, "compare_gradients", compare)
+    monkeypatch.setattr(inspection, "inspect_worker", inspect)
+    monkeypatch.setattr(Interleaved, "round", lambda *_: (each for each in ()))
+    test_upstream.run_upstream(clone, tmp_path, "--patched")
+    assert len(calls) == 2 and read_only(tmp_path)["observed"][record.ERRORS]["batch"] == 2
+
+
 def test_a_clone_that_lacks_a_replaced_file_is_refused_before_anything_is_written(clone, tmp_path):
     replaced = [path for path in drop_in.render_files(ORIGIN) if path.count("/") == 1]
     assert len(replaced) > 3
@@ -191,7 +218,8 @@ def test_a_gpu_has_the_same_gradients_and_tells_the_time_of_each_phase(clone, tm
     job = SimpleNamespace(workload=test_upstream.WORKLOAD | {"data": None}, device="cuda")
     session = SimpleNamespace(job=job, report=print)
     with Pool(code=tmp_path) as workers:
-        compared = study.compare_gradients(session, {UPSTREAM: clone, PATCHED: copy}, workers)
+        sitting = SimpleNamespace(clones={UPSTREAM: clone, PATCHED: copy}, theirs=workers)
+        compared = study.compare_gradients(session, sitting, contextlib.nullcontext)
         times = study.examine_clone(session, workers, copy, step.TIMES)
     assert record.find_parity_problem(compared) is None and set(times) == set(IN_ORDER)
     assert all(len(each["gpu_ms"]) == step.REPEATS and each["kernels"] > 5 for each in times.values())

@@ -1,12 +1,13 @@
-"""The trainings of the quality canary (`ladder.studies.canary`): each rung from each seed, several at a time.
+"""Trainings from several seeds, and what samples are like beside the data; several at a time for `ladder quality`.
 
-Nothing is timed, so trainings may share a GPU, each in its own process: one that dies loses only its training.
+Trainings may share a GPU, each in its own process: one that dies loses only its training. Those are not timed.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import importlib
 import math
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -28,10 +29,11 @@ from ladder.core.plain import Fields
 from ladder.machine import system
 from ladder.training import distances, features, mishaps
 from ladder.training.point import Point
+from stylegan_lite.config import PairWorkload
+from stylegan_lite.step import Input
 from stylegan_lite.step.data import ImageFolder
 
 MOST_SAMPLES = {"cuda": 2000, "cpu": 500}
-MOST_JOBS = 4
 LATENT_SEED = 4
 SAMPLE_PIXELS = 2**18  # drawn at once, or a batch if that has more
 PATCH = 7
@@ -39,7 +41,14 @@ PATCHES = 128  # per image and level
 DIRECTIONS, REPEATS = 128, 4
 LEAST = 16  # pixels, at the pyramid's coarsest level
 
-Task = tuple[str, Fields, int]  # its key, recipe and seed
+
+class Task(NamedTuple):
+    """A training: its recipe and seed, and what is planted in its step, `ladder.plan.variants`' study and name."""
+
+    key: str
+    recipe: Fields
+    seed: int
+    variant: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,34 +67,35 @@ class Setup:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One training: what was measured of so many samples, or why it broke."""
+    """One training: what was measured of so many samples, or why it broke. `refused`: no training can succeed."""
 
     points: tuple[Point, ...] = ()
     samples: int = 0
     reason: str | None = None
-
-    @property
-    def levels(self) -> dict[str, float] | None:
-        """Return the sliced Wasserstein distances at the end by resolution."""
-        return self.points[-1].levels if self.points else None
+    refused: bool = False
 
 
 def train_task(setup: Setup, task: Task) -> Outcome:
     """Train a rung from a seed, in a process of its own."""
     if setup.threads is not None:  # equal to the parent process, because another number rounds differently
         torch.set_num_threads(setup.threads)
-    return train_rung(setup, task[1], read_real(setup), task[2])
+    return train_rung(setup, task, read_real(setup))
 
 
-def train_rung(setup: Setup, recipe: Fields, real: Tensor, seed: int) -> Outcome:
+def train_rung(setup: Setup, task: Task, real: Tensor) -> Outcome:
     """Train a rung from a seed. ``real`` are images [N, 3, R, R] in [-1, 1]."""
+    seed = task.seed
     try:
-        step = stylegan_lite.make_step(setup.workload, recipe, device=setup.device, seed=seed)
+        step = stylegan_lite.make_step(setup.workload, task.recipe, device=setup.device, seed=seed)
+        if task.variant:
+            importlib.import_module(f"ladder.studies.{task.variant[0]}").apply(step, task.variant[1])
         try:
             step.prepare()
             torch.manual_seed(seed)
             points, seconds, data = [], 0.0, real.to(setup.device)
             known = find_features(data)
+            if problem := find_sampling_problem(step, data):
+                return Outcome(reason=problem, refused=True)
             for number in range(setup.points):
                 first, end = (setup.steps * k // setup.points for k in (number, number + 1))
                 begin = time.perf_counter()
@@ -130,9 +140,35 @@ def measure_samples(real: Tensor, fake: Tensor, known: Tensor | None = None) -> 
 def draw_samples(step: stylegan_lite.step.TrainingStep, count: int) -> Tensor:
     """Return ``count`` images of the averaged generator. The latents are the same for every rung and seed."""
     generator = torch.Generator().manual_seed(LATENT_SEED)
-    z = torch.randn(count, step.workload.z_dim, generator=generator)
+    z = torch.randn(count, find_latents(step), generator=generator).to(step.device, step.dtype)
     batch = max(step.workload.batch, SAMPLE_PIXELS // step.workload.resolution**2)
-    return torch.cat([step.sample(part) for part in z.split(batch)])
+    return torch.cat([step.sample(part).float().clamp(-1, 1) for part in z.split(batch)])
+
+
+def find_latents(step: stylegan_lite.step.TrainingStep) -> int:
+    """Return the size of the latents that samples are drawn from, 0 if the user's pair has none."""
+    declared = [one for inputs in step.given.values() for one in inputs.declared.values()]
+    sizes = [
+        one.shape[1]
+        for one in declared if isinstance(one, Input) and one.source == "normal" and len(one.shape) == 2
+    ]  # fmt: skip
+    return int(getattr(step.workload, "z_dim", sizes[0] if sizes else 0))
+
+
+def find_sampling_problem(step: stylegan_lite.step.TrainingStep, real: Tensor) -> str | None:
+    """Return why samples of a user's pair cannot be compared with images [N, C, R, R], in one line, or None."""
+    if not isinstance(step.workload, PairWorkload):
+        return None
+    where = ":".join(step.workload.model[1:])
+    if not hasattr(step.pair, "sample"):
+        return f"{where}: the pair needs sample(networks, z), which returns images of latents"
+    if not find_latents(step):
+        return (
+            f"{where}: samples are drawn from latents, and no phase declares normal numbers of two dimensions"
+        )
+    if (shape := draw_samples(step, 1).shape[1:]) != real.shape[1:]:
+        return f"{where}: sample returns images of {[*shape]}, the data are {[*real.shape[1:]]}"
+    return None
 
 
 def read_real(setup: Setup, half: int = 0) -> Tensor:
@@ -150,22 +186,12 @@ def measure_floor(setup: Setup) -> Point:
 # --- several at a time ------------------------------------------------------------------------------------------------
 
 
-def choose_jobs(device: str) -> int:
-    """Return the default number of trainings at a time.
-
-    On a GPU, eager steps wait for a core more than for the GPU. On a CPU, one training fills the machine.
-    """
-    return max(1, min(MOST_JOBS, system.usable_cores() // 3)) if device == "cuda" else 1
-
-
-def train_all(
-    setup: Setup, tasks: Sequence[Task], jobs: int | None
-) -> Generator[tuple[Task, Outcome], None, None]:
+def train_all(setup: Setup, tasks: Sequence[Task], jobs: int) -> Generator[tuple[Task, Outcome], None, None]:
     """Yield each task with its training, in the order of completion."""
-    jobs = min(jobs or choose_jobs(setup.device), len(tasks))
-    if jobs == 1:
+    jobs = min(jobs, len(tasks))
+    if jobs == 1 and "pair" not in setup.workload:  # this process imports no code of the user's
         real = read_real(setup)
-        yield from ((task, train_rung(setup, task[1], real, task[2])) for task in tasks)
+        yield from ((task, train_rung(setup, task, real)) for task in tasks)
     else:
         cpu = setup.device == "cpu"
         threads = torch.get_num_threads() if cpu else max(1, system.usable_cores() // jobs)
