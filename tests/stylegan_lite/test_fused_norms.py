@@ -144,8 +144,8 @@ def test_a_block_that_runs_again_in_backward_computes_the_same():
 
 def test_a_run_that_reads_a_norm_otherwise_than_before_is_an_error():
     norm, x = nn.GroupNorm(2, 4).to(DEVICE), torch.randn(2, 4, 3, 3, device=DEVICE)
-    norms = FusedNorms([norm], KINDS)
-    norms.observe("G", lambda: F.silu(norm(x)))
+    norms = FusedNorms([norm, nn.Sequential(norm)], KINDS)  # networks may share a module
+    norms.observe("G", lambda: F.silu(norm(input=x)))
     with pytest.raises(RuntimeError, match="read by mul here"), norms.running("G"):
         norm(x) * 2
     with pytest.raises(RuntimeError, match="not in this one"), norms.running("G"):
@@ -172,7 +172,10 @@ def make_layers():
 
 def test_weights_of_all_layers_are_made_together_and_are_pytorchs():
     plain, net, unused = make_layers(), make_layers(), make_layers().requires_grad_(False)
-    grouped, x = GroupedWeights([net, unused]), torch.randn(2, 2, 8, dtype=torch.float64, device=DEVICE)
+    grouped, x = (
+        GroupedWeights([net, unused, nn.Sequential(net)]),
+        torch.randn(2, 2, 8, dtype=torch.float64, device=DEVICE),
+    )
     net(x)
     grouped.note("G")
     assert [len(layers) for layers in grouped.used["G"]] == [3]  # nothing of what the loss does not read
@@ -200,7 +203,10 @@ def make_spectral():
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_spectral_norms_of_a_network_iterate_together_at_each_pass(layout):
     plain, net = (make_spectral().to(memory_format=layout) for _ in range(2))
-    grouped, x = GroupedSpectral([net]), torch.randn(2, 2, 4, 4, dtype=torch.float64, device=DEVICE)
+    grouped, x = (
+        GroupedSpectral([net, nn.Sequential(net)]),
+        torch.randn(2, 2, 4, 4, dtype=torch.float64, device=DEVICE),
+    )
     net(x), net(-x), net[0].weight  # the first layer reads its weight once more
     grouped.note("D")
     assert [len(group) for group in grouped.groups["D"]] == [2, 1]
