@@ -65,8 +65,12 @@ def serves(x: Tensor, weight: Tensor, groups: int, dtype: torch.dtype | None = N
     channels = weight.shape[1]
     if groups == 1 or channels not in GROUPS or tuple(weight.shape[2:]) != (3, 3) or not x.numel():
         return False
-    square = weight.shape[0] == x.shape[1] == channels * groups
-    return square and (INTERPRETED or (x.is_cuda and (dtype or x.dtype) in DTYPES and _is_recent(x.device)))
+    if weight.shape[0] != channels * groups or x.shape[1] != channels * groups:
+        return False
+    if INTERPRETED or not x.is_cuda or (dtype or x.dtype) not in DTYPES:
+        return INTERPRETED
+    # The compiler cannot trace this question. The operator that it calls asks again.
+    return torch.compiler.is_compiling() or _is_recent(x.device)
 
 
 @lru_cache(maxsize=64)
