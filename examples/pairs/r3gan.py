@@ -39,8 +39,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.leaky_relu(self.expand(x), SLOPE)
-        y = F.leaky_relu(self.mix(y), SLOPE)
-        return x + self.reduce(y)
+        y = self.reduce(F.leaky_relu(self.mix(y), SLOPE))
+        return y + x.to(y.dtype)  # in the precision and memory format of convolutions
 
 
 class Level(nn.Sequential):
