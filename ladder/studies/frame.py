@@ -89,11 +89,12 @@ def describe_software(file: Header) -> str:
     return f"PyTorch {file.machine.torch}, commit {(file.commit or 'unknown')[:12]}{changed}."
 
 
-def describe_workload(file: Header) -> str:
+def describe_workload(file: Header, has_batch: bool = True) -> str:
     """Return name, resolution and batch of a file's workload."""
     work = file.workload or {}
-    size = f"{work['resolution']}x{work['resolution']}, " if work["resolution"] else ""
-    return f"{work['name']}: {size}batch {work['batch']}"
+    sizes = [f"{work['resolution']}x{work['resolution']}"] * bool(work["resolution"])
+    sizes += [f"batch {work['batch']}"] * has_batch
+    return f"{work['name']}: {', '.join(sizes)}" if sizes else str(work["name"])
 
 
 def describe_data(file: Header) -> str:

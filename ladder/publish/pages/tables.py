@@ -316,9 +316,14 @@ def list_large(rows: Iterable[Kernel]) -> list[Kernel]:
     return [row for row in bound if len(row.shape) == 4 and row.shape[2] in LARGE]
 
 
+def list_kernel_files(committed: Committed, machine: str) -> list[tuple[str, Any]]:
+    """Return a machine's files of `ladder kernels` that have the GPU's time."""
+    return [each for each in committed.list_files("kernels", f"{machine}*") if not each[1].options.host]
+
+
 def render_kernels(committed: Committed, machine: str) -> str:
     """Return each op's share of a copy, and the comparisons that an alternative wins, of the newest file."""
-    files = committed.list_files("kernels", f"{machine}*")
+    files = list_kernel_files(committed, machine)
     if not files:
         return describe_absence("ladder kernels")
     name, file = max(files, key=lambda each: each[1].started)
@@ -506,7 +511,7 @@ def list_targets(committed: Committed) -> list[tuple[str, str, str]]:
     add("within 1.8 times the speed of light", seen, place, doctor if top else run)
 
     seen, place = "", ""
-    for path, file in committed.list_files("kernels", f"{MACHINE}*")[:1]:
+    for path, file in list_kernel_files(committed, MACHINE)[:1]:
         large = list_large(derive_rows(file))
         ours = sorted(find_share(row) for row in large if row.function in MEMORY_BOUND)
         others = [find_share(row) for row in large if row.function not in MEMORY_BOUND]

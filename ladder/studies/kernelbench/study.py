@@ -336,16 +336,24 @@ def make_host_table(rows: Sequence[Row]) -> Table:
     for row in rows:
         if row.setting == 0 and "ours" in row.us["host"]:
             kinds.setdefault((row.op, row.direction), []).append(row.us["host"])
+    titles = {
+        "ours": ("ours us", 0),
+        "plain": ("plain us", 0),
+        "compile": ("compile us", 2),
+        "nvidia": ("NVIDIA's us", 1),
+    }
+    titles = {
+        name: each for name, each in titles.items() if any(name in one for us in kinds.values() for one in us)
+    }
     cells: list[list[Any]] = []
     for (op, direction), found in kinds.items():
-        us = [[each[name].median for each in found if name in each] for name in (*CONTENDERS, "nvidia")]
-        ours, plain, *others = (statistics.median(each) if each else None for each in us)
-        cells.append([op, direction, ours, plain, *others, ours / plain if ours and plain else None])
-    columns = [Column("op"), Column("direction"), Column("ours us", "microseconds")]
-    columns += [
-        Column("plain us", "microseconds"), Column("compile us", "microseconds", 2),
-        Column("NVIDIA's us", "microseconds", 1), Column("of plain", "percent"),
-    ]  # fmt: skip
+        us = {name: [each[name].median for each in found if name in each] for name in titles}
+        medians = {name: statistics.median(each) if each else None for name, each in us.items()}
+        ours, plain = medians["ours"], medians.get("plain")
+        cells.append([op, direction, *medians.values(), ours / plain if ours and plain else None])
+    columns = [Column("op"), Column("direction")]
+    columns += [Column(title, "microseconds", priority) for title, priority in titles.values()]
+    columns.append(Column("of plain", "percent"))
     note = "microseconds of the CPU to issue one call, a median over shapes; the GPU's work is not waited for"
     return Table(columns, cells, "The host's time", [note])
 

@@ -177,7 +177,7 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
     def summarize(self, file: File) -> list[str]:
         return [
             f"Several {name_ranks(file)}: {file.machine.gpu or file.machine.cpu}",
-            f"Workload {frame.describe_workload(file)}, all phases included."
+            f"Workload {frame.describe_workload(file, has_batch=False)}, all phases included."
             f" {describe_generations(file)}, of {file.options.visits} visits each, over"
             f" {name_backend(file)}."
             f" {frame.describe_software(file)}",
