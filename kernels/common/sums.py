@@ -166,15 +166,6 @@ def add_up(
         return (sum(jobs) + (by_program is not None),), (channels, *rows, *jobs), constants
 
     if segments or (by_channel is not None and channels) or by_program is not None:
-        a, b, c = outs
-        arguments = (
-            *(
-                by_sample,
-                a if by_sample is not None else None,
-                by_channel,
-                b if by_channel is not None else None,
-            ),
-            *(by_program, c if by_program is not None else None),
-        )
+        arguments = (by_sample, outs[0], by_channel, outs[1], by_program, outs[2])
         known = {} if launches is None else launches
         launch_known(known, (channels, segments, rows, how), sum_partials_kernel, arguments, describe)

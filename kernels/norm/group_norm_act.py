@@ -45,8 +45,9 @@ from .norm_act_kernels import (
     norm_act_sums_kernel,
 )
 
-TOGETHER = 2048  # numbers that a joining program loads at a time
-COLUMNS = 16  # channels that it joins side by side, where each is a group of its own
+# A joining program waits for memory, so it loads many numbers at a time. A batch norm has up to a thousand rows.
+TOGETHER = 8192
+COLUMNS = 8  # channels that it joins side by side, where each is a group of its own: 32 bytes
 
 
 class Norm(NamedTuple):
@@ -227,6 +228,7 @@ def _join(kernel, t: Tiling, x: Tensor, norm: Norm, *arguments, **constants) -> 
     rows = t.programs if norm.groups else t.rows
     width = channels // norm.groups if norm.groups else 1
     block_c = power_of_2(width) if norm.groups else min(power_of_2(channels), COLUMNS)
+    block_r = min(power_of_2(rows), max(TOGETHER // block_c, 1))
     grid = (x.shape[0], norm.groups) if norm.groups else (1, -(-channels // block_c))
     launch_grid(
         kernel,
@@ -235,8 +237,9 @@ def _join(kernel, t: Tiling, x: Tensor, norm: Norm, *arguments, **constants) -> 
         **constants,
         GROUPED=norm.groups > 0,
         ACC=tl_accumulator(x.dtype),
-        BLOCK_R=min(power_of_2(rows), max(TOGETHER // block_c, 1)),
+        BLOCK_R=block_r,
         BLOCK_C=block_c,
+        num_warps=8 if block_r * block_c >= 4096 else 4,
     )
 
 

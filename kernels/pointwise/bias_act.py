@@ -309,10 +309,8 @@ class Call(NamedTuple):
         return "x" if scaled or self.clamp is not None or self.slope <= 0 or self.gain <= 0 else "y"
 
     def launch(self, kernel, t: Tiling, noise: Tensor | None, pointers: tuple, **constants) -> None:
-        launch(
-            kernel, t, pointers, self.dtype, noise_stride(noise),
-            **constants, SLOPE=self.slope, GAIN=self.gain, CLAMP=self.clamp,
-        )  # fmt: skip
+        act = {"SLOPE": self.slope, "GAIN": self.gain, "CLAMP": self.clamp}
+        launch(kernel, t, pointers, self.dtype, noise_stride(noise), **constants, **act)
 
     def tiling(self, like: Tensor, direction: str, noise: Tensor | None, scale: Tensor | None) -> Tiling:
         merge = scale is None and (noise is None or noise.shape[0] == like.shape[0])

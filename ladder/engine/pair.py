@@ -457,9 +457,12 @@ def is_grouped(module: nn.Module) -> bool:
 
 
 def find_layout_problem(fields: Plain, device: str, seed: int) -> str | None:
-    """Return why channels_last does not reach a pair's convolutions, or None. Its losses run once with it."""
+    """Return why channels_last does not reach a pair's convolutions, or None. Its losses run once with it.
+
+    PyTorch's GroupNorm makes NCHW of it on a GPU. The rung below `channels_last` replaces that.
+    """
     watch = Watch()
-    run_losses(fields, {"channels_last": True}, device, seed, watch)
+    run_losses(fields, {"channels_last": True, "fused_group_norm": device == "cuda"}, device, seed, watch)
     reached = share(watch.inputs["forward"], "nhwc", of=("nhwc", "nchw", "other"))
     if reached > REACHED[False]:
         return None
@@ -485,6 +488,7 @@ def run_losses(
     """Run the loss of each phase once by a recipe, in a context."""
     step = make_step(fields, recipe, device=device, seed=seed)
     try:
+        step.observe_norms()
         for phase in step.order:
             step.feed.next()
             step._fill(phase)

@@ -47,7 +47,7 @@ class Options(frame.Options):
     """The options of `ladder quality`."""
 
     rungs: Annotated[str | None, declare_option(
-        "Rungs to compare, each with all below it. [default: the highest]", metavar="A,B,...")] = None  # fmt: skip
+        "Rungs to compare, each with all below it; or bugs. [default: the highest; all]", metavar="A,B,...")] = None  # fmt: skip
     ladder: frame.Ladder = "full"
     seeds: Annotated[
         int, Meta(ge=2, le=100), declare_option("Trainings of each rung; the baseline has twice as many.")
@@ -266,8 +266,13 @@ ladder quality --bugs                          what finds a bug? Twenty are plan
         )  # fmt: skip
 
     def name_file(self, file: File) -> list[str]:
-        bugs = [BUGS, *options.split_names(file.options.by or "")] if file.options.bugs else []
-        return [*super().name_file(file), file.ladder or file.options.ladder, *bugs]
+        own = file.options
+        bugs = (
+            [BUGS, *options.split_names(own.by or ""), *options.split_names(own.rungs or "")]
+            if own.bugs
+            else []
+        )
+        return [*super().name_file(file), file.ladder or own.ladder, *bugs]
 
     def summarize(self, file: File) -> list[str]:
         if file.options.bugs:
@@ -510,9 +515,12 @@ def plan_bugs(job: Job) -> dict[str, Case]:
         raise UserError(f"--by {wrong[0] if by else ''}: give some of {', '.join(every)}")
     recipe = [*capture_untimed(job, frame.plan_rungs(job, own.ladder, ())).values()][-1]
     able, entries = system.list_capabilities(job.device), beside.load_beside(BUGS).entries
+    chosen = catalog.choose_names(
+        [*entries], options.split_names(own.rungs) if own.rungs else None, "the bugs"
+    )
     recipes = {CLEAN: recipe} | {
         name: {**recipe, **entry.change}
-        for name, entry in entries.items() if catalog.find_missing(entry.needs, able) is None
+        for name, entry in entries.items() if name in chosen and not catalog.find_missing(entry.needs, able)
     }  # fmt: skip
     planted = {name: None if name == CLEAN else name for name in recipes}
     cases = {
