@@ -92,7 +92,7 @@ class Discriminator(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         for k, level in enumerate(self.levels):
-            x = level(x if k == 0 else F.avg_pool2d(x, 2))
+            x = level(x if k == 0 else F.interpolate(x, scale_factor=0.5, mode="bilinear"))
         return self.last(self.basis(x).flatten(1)).squeeze(1)
 
 
