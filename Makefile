@@ -69,6 +69,7 @@ publish: $(READY)  ## build the site of all results in results/ into .asv/html
 docs: $(READY)  ## draw results/charts, fill the tables of README and docs, make pages beside results anew: from committed results
 	$(PY) -m ladder report --publish
 	$(PY) -m ladder.publish.pages
+	$(PY) -m ladder watch --report docs/images/watch.json --html docs/images/watch.svg > /dev/null
 
 # Files with slow tests begin first (tests/conftest.py): else one of them is left for one process at the end.
 SIDE_BY_SIDE := -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder

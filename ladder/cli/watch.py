@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -170,8 +171,11 @@ def describe_training(seen: Observation) -> list[str]:
     profiled = f"{format_count(seen.window, 'step')} profiled after {len(seen.walls_ms)}"
     lines = [f"a step takes {format_ms(seen.step_ms)} ms{busy}; {profiled}"]
     lines.append(f"{seen.gpu or 'CPU'}, PyTorch {seen.torch}, Python {seen.python}")
-    each_step = (f"{o.name} at {o.line} {o.calls / seen.window:.2g}x" for o in seen.optimizers if o.calls)
-    return [*lines, f"updates in a step: {', '.join(each_step)}"]
+    calls: Counter[str] = Counter()  # of optimizers that one line calls, as in a loop over phases
+    for each in seen.optimizers:
+        calls[f"{each.name} at {each.line}"] += each.calls
+    updates = (f"{name} {n / seen.window:.2g}x" for name, n in calls.items() if n)
+    return [*lines, f"updates in a step: {', '.join(updates)}"]
 
 
 def list_details(seen: Observation, finding: Finding) -> list[tuple[str, str]]:
