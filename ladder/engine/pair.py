@@ -569,6 +569,7 @@ def run_losses(
         for phase in step.order:
             step.feed.next()
             step._fill(phase)
+            step._free(phase)
             with around:
                 step._loss(phase)
     finally:
