@@ -11,6 +11,7 @@ from ladder import receipts
 from ladder.core import text
 from ladder.engine.timed_rung import Rung
 from ladder.plan import catalog
+from ladder.rungs import bf16
 from stylegan_lite import layers, losses, make_step, networks, ops
 from stylegan_lite.step import pair
 from tests.support.rung_steps import gathered, receipt
@@ -243,3 +244,12 @@ def test_the_worker_hands_back_receipts_of_the_rungs_it_is_asked_for():
     assert set(rung.do_receipts()["receipts"]) == {"baseline", "bf16"}
     assert reply["evidence"]["device"] == "cpu" and len(json.dumps(reply)) < 4096
     assert said == [{"progress": "ran"}] * 2  # from when on the GPU may do something else
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_statistics_inside_of_a_users_networks_are_as_autocast_has_them(own):
+    networks = {"own": own, "trained": ["G"], "averages": [], "adam": True}
+    islands = {key: {"float32": 1} for key in bf16.ISLANDS}
+    seen = {"pair": networks, "flops": {"forward": {"bfloat16": 1.0}}, "products": {}, "kernels": {}}
+    seen["islands"] = islands | {"statistics": {"bfloat16": 1}}
+    assert bf16.receipt(seen).engaged is not own

@@ -159,7 +159,7 @@ def judge(file: record.File) -> record.Judged:
             of_wall, of_gpu = replace(of_wall, reason=reason, verdict=BROKEN if is_broken else None), None
         title = catalog.load_rung(rung).title if rung in catalog.list_rungs() else rung
         rungs.append(record.JudgedRung(name=rung, title=title, gpu=of_gpu, **structs.asdict(of_wall)))
-    notes = ["kernels and stylegan_lite are the same in both commits: whatever differs is noise"]
+    notes = ["the measured code is the same in both commits: whatever differs is noise"]
     rules = record.Protocol(
         file.options.rounds is not None, len(file.observed), record.CYCLES, CYCLE_STEPS, file.options.seed
     )
