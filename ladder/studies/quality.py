@@ -46,8 +46,13 @@ MEASURES = {"frechet": "Fréchet distance", "swd": "sliced Wasserstein distance 
 class Options(frame.Options):
     """The options of `ladder quality`."""
 
-    rungs: Annotated[str | None, declare_option(
-        "Rungs to compare, each with all below it; or bugs. [default: the highest; all]", metavar="A,B,...")] = None  # fmt: skip
+    rungs: Annotated[
+        str | None,
+        declare_option(
+            "Rungs to compare, each with all below it; or bugs. [default: the highest; all]",
+            metavar="A,B,...",
+        ),
+    ] = None
     ladder: frame.Ladder = "full"
     seeds: Annotated[
         int, Meta(ge=2, le=100), declare_option("Trainings of each rung; the baseline has twice as many.")

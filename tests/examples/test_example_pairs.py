@@ -60,7 +60,7 @@ def test_an_example_climbs_with_receipts_and_parity(name, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["dcgan", "vocoder"])
+@pytest.mark.parametrize("name", ["dcgan", "vae_patchgan", "vocoder"])
 def test_an_example_climbs_all_rungs_on_a_gpu(name, tmp_path):
     quick = ["--generations", 1, "--cycles", 1, "--out", tmp_path, "--json"]
     done = ladder("run", *with_model(name, "cuda"), *quick)

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from ladder import receipts
 from ladder.engine.pair import describe_pair
 from ladder.parity import check as parity
+from ladder.plan import catalog
 from ladder.receipts.evidence import gather_evidence
 from stylegan_lite import ConfigError, Recipe, make_step
 from stylegan_lite.step.fused import BATCH_NORMS, GROUP_NORMS, FusedNorms, GroupedSpectral, GroupedWeights
@@ -286,14 +287,16 @@ def test_the_rungs_apply_to_a_pair_that_has_their_modules(description):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_all_of_them_agree_with_the_reference_and_earn_their_receipts(description, precision, tmp_path):
-    recipe = {"precision": precision, **dict.fromkeys(RUNGS.values(), True)}
+    below = catalog.load_rung("channels_last").change | {"set_to_none": True, "precision": precision}
+    recipe = below | dict.fromkeys(RUNGS.values(), True)
     step = make_step(description["fields"], recipe, device=DEVICE)
     step.keep_gradients = True
     step.prepare()
     found = parity.check_step(step, cache=tmp_path)
     assert found["verdict"] == "ok", found["problems"]
-    issued = receipts.issue(RUNGS, gather_evidence(step))
-    assert {name: each["engaged"] for name, each in issued.items()} == dict.fromkeys(RUNGS, True), issued
+    issued = receipts.issue(catalog.list_contained(step.recipe.to_dict()), gather_evidence(step))
+    assert issued.keys() >= {*RUNGS, "baseline", "channels_last"}
+    assert all(each["engaged"] for each in issued.values()), issued
     assert "modules: 1, 1 of them with the activation behind it" in issued["fused_batch_norm"]["lines"]
 
 
