@@ -213,6 +213,7 @@ def _count_dtypes(tensors: list[torch.Tensor]) -> dict[str, int]:
 
 def describe_pair(step: Any) -> Plain:
     """Return what is trained, as receipts need it: whether it is StyleGAN2, and names of networks and phases."""
+    ours = {} if isinstance(step, StyleGAN2Step) else count_modules(step)
     return {
         "own": isinstance(step, StyleGAN2Step),
         "trained": [*step.optimizers],
@@ -225,23 +226,28 @@ def describe_pair(step: Any) -> Plain:
         "adam": all(is_adam(optimizer) for optimizer in step.optimizers.values()),
         "parts": {phase: step._parts(phase) for phase in step.order},
         "recomputed": getattr(step.blocks, "runs", 0),
-        "served": step.served,
-        "norms": count_norms(step),
-        # weights with weight norm and with spectral norm, made together
-        "grouped": sum(map(len, step.grouped.layers)),
-        "spectral": sum(map(len, step.spectral.layers)),
+        **ours,
     }
 
 
-def count_norms(step: Any) -> dict[str, list[int]]:
-    """Return how many norms of a kind our kernels compute, and how many of them with an activation in any phase."""
+def count_modules(step: Any) -> Plain:
+    """Return what our kernels compute for a user's modules.
+
+    `served` are second derivatives of convolutions so far. `norms` are [number, those with an activation in any phase]
+    of each kind; `grouped` and `spectral` are weights with weight norm and with spectral norm that are made together.
+    """
     acts = {module for each in step.norms.acts.values() for module in each}
     counts: dict[str, list[int]] = {}
     for module in step.norms.modules:
         count = counts.setdefault(type(module).__name__, [0, 0])
         count[0] += 1
         count[1] += module in acts
-    return counts
+    layers = {"grouped": step.grouped.layers, "spectral": step.spectral.layers}
+    return {
+        "served": step.served,
+        "norms": counts,
+        **{key: sum(map(len, each)) for key, each in layers.items()},
+    }
 
 
 def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, Plain]]:
