@@ -240,6 +240,7 @@ def _join(kernel, t: Tiling, x: Tensor, norm: Norm, *arguments, **constants) -> 
         BLOCK_R=block_r,
         BLOCK_C=block_c,
         num_warps=8 if block_r * block_c >= 4096 else 4,
+        enable_fp_fusion=False,  # else a lane's product joins its neighbour's sum, and each lane has another number
     )
 
 

@@ -92,6 +92,20 @@ def run_norms(x) -> None:
     torch.autograd.grad(ws, [*vs, *gs], [torch.zeros_like(w) for w in ws])
 
 
+def run_grouped(x) -> None:
+    """Convolutions in groups, for images [N, C, H, W] in channels_last."""
+    import torch
+
+    from kernels.linear import grouped
+
+    for group in grouped.GROUPS:
+        weight = torch.zeros(x.shape[1], group, 3, 3, dtype=x.dtype)
+        for adjoint in (False, True):
+            grouped.convolve(x, weight, adjoint)
+        grouped.convolve(x, weight, bias=torch.zeros(x.shape[1], dtype=x.dtype))
+        grouped.correlate(x, x, weight)
+
+
 def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     """All ops of StyleGAN2 and AdaIN layers on x [N, 64, H, W], gradients of gradients included."""
     import torch
@@ -101,8 +115,10 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
 
     n, c, h, w = shape
     run_maps(shape, dtype, layout)
-    run_norms(torch.zeros(shape, dtype=dtype).contiguous(memory_format=layout))
     x = torch.zeros(shape, dtype=dtype).contiguous(memory_format=layout)
+    run_norms(x)
+    if dtype.itemsize == 2 and layout == torch.channels_last:
+        run_grouped(x)
     bias, scale, strength = torch.zeros(c), torch.zeros(n, c), torch.zeros(())
     noise = torch.zeros(n, 1, h, w)
     run(lambda x: kernels.minibatch_std(x, 4, multiple=8), x)

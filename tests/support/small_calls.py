@@ -21,7 +21,7 @@ PIXELS = 1024  # of a map large enough for a walk
 NAMES = (
     *(name.replace(" ", "_") for name in TABLE),
     *("demodulate_styles", "instance_norm_planes", "dense_split", "adam", "styled_group", "logistic_loss"),
-    "fill_words",
+    *("fill_words", "grouped_conv"),
     *(f"walk_{name.replace(' ', '_')}" for name in WALKED),
     *CUDA,
 )  # names of all calls, known without a GPU, so that no call is left out unseen
@@ -57,6 +57,11 @@ def calls(x) -> Iterator[Call]:
     yield Call("styled_group", styled_group, (weight, style))
     yield Call("logistic_loss", logistic_loss, (torch.randn(len(x), 1, device=x.device),))
     yield Call("fill_words", functools.partial(fill, x.device), ())
+    images, weight = (
+        torch.randn(shape, device=x.device) for shape in ((len(x), 32, *x.shape[2:]), (32, 16, 3, 3))
+    )
+    grouped = functools.partial(kernels.conv2d, padding=1, groups=2)
+    yield Call("grouped_conv", grouped, tuple(map(_in_16_bits, (images, weight))))
     if x.device.type == "cuda":
         yield from cuda_calls(x)
     if x.shape[2] * x.shape[3] >= PIXELS:
