@@ -119,6 +119,7 @@ def list_next(result: Result) -> list[tuple[str, str]]:
     if "pair" in result.workload:
         return [
             ("ladder run --mode leave-one-out --model FILE", "what each rung is worth on top of all others"),
+            ("ladder recommend --model FILE", "which rungs to adopt, and the hours that they save"),
             ("ladder report --html", "everything known of this machine on one page"),
         ]
     if result.machine.device == "cpu":
