@@ -28,19 +28,19 @@ class Block(nn.Module):
     def __init__(self, channels: int, depth: int) -> None:
         super().__init__()
         wide = 2 * channels
-        self.expand = nn.Conv2d(channels, wide, 1, bias=False)
-        self.mix = nn.Conv2d(wide, wide, 3, padding=1, groups=max(1, wide // GROUP), bias=False)
+        self.expand = nn.Conv2d(channels, wide, 1)
+        self.mix = nn.Conv2d(wide, wide, 3, padding=1, groups=max(1, wide // GROUP))
         self.reduce = nn.Conv2d(wide, channels, 1, bias=False)
-        self.bias = nn.ParameterList(nn.Parameter(torch.zeros(1, wide, 1, 1)) for _ in range(2))
         for layer in (self.expand, self.mix):
             fan = layer.weight[0].numel()
             nn.init.normal_(layer.weight, 0.0, GAIN / math.sqrt(fan) * depth**-0.25)
+            nn.init.zeros_(layer.bias)
         nn.init.normal_(self.reduce.weight, 0.0, 1e-3)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.leaky_relu(self.expand(x) + self.bias[0], SLOPE)
-        y = F.leaky_relu(self.mix(y) + self.bias[1], SLOPE)
-        return x + self.reduce(y)
+        y = F.leaky_relu(self.expand(x), SLOPE)
+        y = self.reduce(F.leaky_relu(self.mix(y), SLOPE))
+        return y + x.to(y.dtype)  # in the precision and memory format of convolutions
 
 
 class Level(nn.Sequential):

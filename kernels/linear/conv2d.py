@@ -127,8 +127,12 @@ def conv2d_if_grouped(
     if groups > 1 and input.dim() == 4 and all(each == (1, 1) for each in numbers):
         nhwc = input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()
         if nhwc and grouped.serves(input, weight, groups, output_dtype(input)):
-            y = conv2d(input, weight, padding=1, groups=groups)
-            return y if bias is None else y + bias.to(y.dtype)[:, None, None]
+            if bias is None or torch.compiler.is_compiling():
+                y = conv2d(input, weight, padding=1, groups=groups)
+                return y if bias is None else y + bias.to(y.dtype)[:, None, None]
+            geometry = _geometry(False, 1, 1, 0, groups)._replace(nhwc=True)
+            dtype = _check("conv2d", input, weight, geometry)
+            return _Biased.apply(input.to(dtype), dense_as(weight.to(dtype), True), bias, geometry)
     return _plain(input, weight, bias, stride, padding, dilation, groups)
 
 
@@ -255,6 +259,26 @@ class _Convolution(torch.autograd.Function):
         if g is None or not (needs_x or needs_weight):
             return None, None, None
         return *gradients(g, *ctx.saved_tensors, ctx.geometry, ctx.size, needs_x, needs_weight), None
+
+
+class _Biased(torch.autograd.Function):
+    """A grouped convolution whose kernel adds the bias [O]."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, geometry):
+        needs_x, needs_weight, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x or needs_weight else None)
+        ctx.geometry, ctx.size, ctx.bias = geometry, x.shape, bias.dtype
+        ctx.set_materialize_grads(False)
+        return grouped.convolve(x, weight, bias=bias)
+
+    @staticmethod
+    def backward(ctx, g):
+        needs_x, needs_weight, needs_bias, _ = needed(ctx)
+        if g is None:
+            return None, None, None, None
+        dbias = g.sum((0, 2, 3)).to(ctx.bias) if needs_bias else None
+        return *gradients(g, *ctx.saved_tensors, ctx.geometry, ctx.size, needs_x, needs_weight), dbias, None
 
 
 def gradients(

@@ -65,8 +65,12 @@ def serves(x: Tensor, weight: Tensor, groups: int, dtype: torch.dtype | None = N
     channels = weight.shape[1]
     if groups == 1 or channels not in GROUPS or tuple(weight.shape[2:]) != (3, 3) or not x.numel():
         return False
-    square = weight.shape[0] == x.shape[1] == channels * groups
-    return square and (INTERPRETED or (x.is_cuda and (dtype or x.dtype) in DTYPES and _is_recent(x.device)))
+    if weight.shape[0] != channels * groups or x.shape[1] != channels * groups:
+        return False
+    if INTERPRETED or not x.is_cuda or (dtype or x.dtype) not in DTYPES:
+        return INTERPRETED
+    # The compiler cannot trace this question. The operator that it calls asks again.
+    return torch.compiler.is_compiling() or _is_recent(x.device)
 
 
 @lru_cache(maxsize=64)
@@ -146,11 +150,11 @@ def store_sums(to, sums, ky: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constex
 
 @triton.jit(do_not_specialize=COUNTS)
 def grouped_conv_kernel(
-    x, w, y, N, H, W, C, pairs, strips, rows, w_o, w_i, w_y, w_x,
+    x, w, bias, y, N, H, W, C, pairs, strips, rows, w_o, w_i, w_y, w_x,
     FLIP: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr, AHEAD: tl.constexpr, STEP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Compute y = conv(x, w), or with FLIP its adjoint, for images [N, H, W, C]."""
+    """Compute y = conv(x, w) + bias, or with FLIP the adjoint of conv, for images [N, H, W, C]."""
     after_previous(DEPENDENT)
     WIDE: tl.constexpr = SPAN * GROUP
     span = tl.program_id(0) % (C // WIDE)
@@ -166,6 +170,8 @@ def grouped_conv_kernel(
     middle = band(w, 1, w_o, w_i, w_y, w_x, FLIP, GROUP, WIDE)
     bottom = band(w, 2, w_o, w_i, w_y, w_x, FLIP, GROUP, WIDE)
     none = tl.zeros([BLOCK, 2 * WIDE], ACC)
+    if bias is not None:
+        b = tl.load(bias + span * WIDE + tl.arange(0, 2 * WIDE)[None, :] % WIDE).to(ACC)
     above = none  # the sums of row r - 1 of y
     here = none  # of row r
     if AHEAD:
@@ -181,6 +187,8 @@ def grouped_conv_kernel(
             done = product(row, bottom, above)
             above = product(row, middle, here)
             here = product(row, top, none)
+            if bias is not None:
+                done += b
             there = kept & (r > first) & (r <= last)
             tl.store(y + (to + width * (r - 1)), done.to(y.dtype.element_ty), there)
 
@@ -278,11 +286,14 @@ def cover(x: Tensor, group: int, op: str) -> Cover:
     return Cover(tiles * strips, spans, sizes, options)
 
 
-def convolve(x: Tensor, weight: Tensor, adjoint: bool = False) -> Tensor:
-    """Compute the convolution of x [N, C, H, W] channels_last by weight [C, C / groups, 3, 3], or its adjoint."""
+def convolve(x: Tensor, weight: Tensor, adjoint: bool = False, bias: Tensor | None = None) -> Tensor:
+    """Compute the convolution of x [N, C, H, W] channels_last by weight [C, C / groups, 3, 3], or its adjoint.
+
+    bias: [C], added before the result is rounded.
+    """
     y = torch.empty_like(x)
     c = cover(x, weight.shape[1], "convolve")
-    arguments = (x, weight, y, *c.sizes, *weight.stride())
+    arguments = (x, weight, bias, y, *c.sizes, *weight.stride())
     launch_grid(grouped_conv_kernel, (c.parts * c.spans,), arguments, FLIP=adjoint, **c.options)
     return y
 

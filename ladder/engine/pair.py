@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
+import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from stylegan_lite.step.phases import is_adam
 
 PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm")
 RUNS = 3  # of each phase, on other numbers each time
+SAME = {"cpu": 1e-6, "cuda": 1e-4}  # by which share a loss may differ on equal inputs: sums in another order
 MEMBERS = ("networks", "phases", "averages", "inputs", "loss", "optimizer")
 SOURCES = ("normal", "uniform", "labels", "images", "batch", "index")
 # Names of a step's own state and of parity's quantities, and what else a loss finds among its inputs.
@@ -51,6 +53,14 @@ OF_INPUTS = (
     "load",
     "load_share",
 )
+COPIED = {
+    Tensor.tolist: ".tolist()",
+    Tensor.numpy: ".numpy()",
+    Tensor.cpu: ".cpu()",
+    Tensor.__array__: "a conversion to NumPy",
+    Tensor.__repr__: "printing a tensor",
+    Tensor.__format__: "printing a tensor",
+}
 WAITS = {
     "_local_scalar_dense": ".item()",
     "nonzero": "nonzero",
@@ -114,6 +124,9 @@ def check_members(pair: Any, where: str) -> None:
         raise ConfigError(
             f"{where} returned {type(pair).__name__} without {lacks[0]!r}, which a pair must have"
         )
+    for name, kinds in (("phases", (list, tuple)), ("averages", Mapping)):
+        if not isinstance(getattr(pair, name), kinds):
+            raise ConfigError(f"{where}: {name} must be a {'dict' if kinds is Mapping else 'list'}")
     networks, phases = pair.networks, list(pair.phases)
     if not isinstance(networks, (dict, nn.ModuleDict)) or not all(
         isinstance(each, nn.Module) for each in networks.values()
@@ -123,9 +136,13 @@ def check_members(pair: Any, where: str) -> None:
         raise ConfigError(f"{where}: phases must be a list of stylegan_lite.step.Phase, one or more")
     names = [phase.name for phase in phases]
     for name in (*networks, *names):
-        if not str(name).isidentifier() or name in TAKEN or name.endswith("_ema"):
+        if (
+            not re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,47}", str(name))
+            or name in TAKEN
+            or name.endswith("_ema")
+        ):
             raise ConfigError(
-                f"{where}: the name {name!r} of a network or phase is taken or no identifier; rename it"
+                f"{where}: the name {name!r} of a network or phase is taken or no identifier in ASCII; rename it"
             )
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"{where}: two phases are called {twice!r}")
@@ -139,12 +156,18 @@ def check_members(pair: Any, where: str) -> None:
                 f"{where}: averages must give a network of networks its half-life in images, above 0"
             )
     inside = {id(networks), *(id(each) for network in networks.values() for each in network.modules())}
-    for name, each in [*vars(pair).items(), *getattr(pair, "_modules", {}).items()]:
+    for name, each in [*getattr(pair, "__dict__", {}).items(), *getattr(pair, "_modules", {}).items()]:
         if isinstance(each, nn.Module) and id(each) not in inside and [*each.parameters(), *each.buffers()]:
             raise ConfigError(
                 f"{where}: {name} has weights and is in none of networks, so it stays on its device; name it there"
             )
-    for name in dict.fromkeys(phase.network for phase in phases):
+    trained = dict.fromkeys(phase.network for phase in phases)
+    owners: dict[int, str] = {}
+    for network, weight in ((each, weight) for each in networks for weight in networks[each].parameters()):
+        if owners.setdefault(id(weight), network) != network:
+            both = f"networks {owners[id(weight)]} and {network}"
+            raise ConfigError(f"{where}: {both} share a weight: give it to one of them alone")
+    for name in trained:
         optimizer, own = pair.optimizer(name), {id(weight) for weight in networks[name].parameters()}
         if not isinstance(optimizer, torch.optim.Optimizer):
             got = type(optimizer).__name__
@@ -178,12 +201,19 @@ def check_phase(phase: Phase, networks: dict[str, nn.Module], where: str) -> Non
 def check_inputs(pair: Any, declared: Plain, where: str) -> None:
     """Raise ConfigError for inputs that cannot be made."""
     shapes: dict[str, Any] = {}
+    for phase, inputs in declared.items():
+        if not isinstance(inputs, Mapping):
+            raise ConfigError(f"{where}: inputs({phase!r}) must return a dict, got {type(inputs).__name__}")
     for phase, name, one in list_inputs(declared):
         place = f"{where}: input {name!r} of {phase}"
         if name in OF_INPUTS or not str(name).isidentifier():
             raise ConfigError(f"{place}: the name is taken or no identifier; rename it")
         if not isinstance(one, Input) or one.source not in SOURCES:
             raise ConfigError(f"{place}: expected an Input with a source of {', '.join(SOURCES)}")
+        if not isinstance(one.shape, (tuple, list)) or not all(type(n) is int and n > 0 for n in one.shape):
+            raise ConfigError(
+                f"{place}: its shape must be a tuple of whole numbers above 0, got {one.shape!r}"
+            )
         if one.source == "labels" and one.classes < 1:
             raise ConfigError(f"{place}: labels need classes, their number")
         if one.source == "images" and (
@@ -245,7 +275,7 @@ class Purity(TorchDispatchMode):
         self.weights, self.folder = weights, folder
         self.problem: str | None = None
         self.branch: str | None = None
-        self.deciding = False
+        self.deciding = self.differentiates = False
         self.shapes: list[tuple[str, list[int]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -260,12 +290,18 @@ class Purity(TorchDispatchMode):
             isinstance(each, Tensor) and each.dtype in HALVES.values() for each in args
         ):
             self.note(f"{name} computes in half precision by itself: leave autocast to the step")
-        elif torch.Tag.nondeterministic_seeded in func.tags:
-            self.note(f"{name} draws random numbers: declare them as an Input, so that every step draws anew")
-        elif func._schema.is_mutable and torch._C._current_autograd_node() is None:
+        elif torch._C._current_autograd_node() is not None:
+            self.differentiates |= torch.is_grad_enabled()  # with create_graph, as a gradient penalty does
+        elif func._schema.is_mutable:
             if hit := self.find_weight(func, args):
                 self.note(f"{name} changes the weight {hit} in place: only the step updates weights")
+        may_draw = (
+            torch.Tag.nondeterministic_seeded in func.tags
+        )  # attention may, too, and does not without dropout
+        before = read_torch_generators() if may_draw else []
         out = func(*args, **(kwargs or {}))
+        if may_draw and ((kwargs or {}).get("generator") or before != read_torch_generators()):
+            self.note(f"{name} draws random numbers: declare them as an Input, so that every step draws anew")
         if name in ("_to_copy", "copy_") and {"cpu", "cuda"} == {
             t.device.type for t in (out, args[name == "copy_"])
         }:
@@ -293,7 +329,10 @@ class Purity(TorchDispatchMode):
 
 
 class Deciding(TorchFunctionMode):
-    """Tells a branch on a tensor's value, which only a graph forbids, from another wait for the device."""
+    """Tells a branch on a tensor's value, which only a graph forbids, from another wait for the device.
+
+    It also sees the waits that cost nothing on a CPU.
+    """
 
     def __init__(self, purity: Purity) -> None:
         super().__init__()
@@ -301,6 +340,8 @@ class Deciding(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.purity.deciding = func is Tensor.__bool__
+        if func in COPIED:
+            self.purity.note(f"{COPIED[func]} waits for the device in every step")
         try:
             return func(*args, **(kwargs or {}))
         finally:
@@ -322,6 +363,12 @@ def check_losses(step: TrainingStep, folder: str) -> Plain:
     if any(each.twice for each in step.kinds.values()):
         once = "no convolution is differentiated twice"
     branch = next((branch for branch in branches if branch), None)
+    for phase in step.order:
+        try:
+            step.run_phase(phase)
+        except Exception as error:
+            where = loading.find_definition(step.pair.optimizer, folder)
+            raise ConfigError(f"{where}the update of {phase}: {loading.locate(error, folder)}") from error
     moved = (
         f"{name}.{key}"
         for name, network in step.networks.items()
@@ -345,10 +392,12 @@ def check_phase_loss(step: TrainingStep, phase: str, folder: str) -> str | None:
     networks = step.networks.items()
     weights = {p.data_ptr(): f"{name}.{key}" for name, each in networks for key, p in each.named_parameters()}
     branch, shapes = None, None
-    for _ in range(RUNS):
+    buffers = [buffer for _, each in networks for buffer in each.buffers()]
+    for number in range(RUNS):
         step.feed.next()
         step._fill(phase)
         step._free(phase)
+        before = [buffer.clone() for buffer in buffers]
         purity, outside = Purity(weights, folder), read_generators()
         try:
             with purity, Deciding(purity):
@@ -362,6 +411,13 @@ def check_phase_loss(step: TrainingStep, phase: str, folder: str) -> str | None:
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(f"{define}the loss of {phase} must be a scalar tensor, got {got}")
+        if other := find_replaced(step, weights):
+            raise ConfigError(
+                f"{define}the loss of {phase} replaces the weight {other}: only the step updates weights"
+            )
+        if purity.differentiates and not step.kinds[phase].twice:
+            own = f"holds a gradient of its own: declare Phase({phase!r}, {step.owners[phase]!r}, twice=True)"
+            raise ConfigError(f"{define}the loss of {phase} {own}")
         if not bool(loss.isfinite()):
             raise ConfigError(f"{define}the loss of {phase} is {float(loss.detach())} in the first step")
         if shapes not in (None, purity.shapes) and not purity.branch:
@@ -371,12 +427,33 @@ def check_phase_loss(step: TrainingStep, phase: str, folder: str) -> str | None:
             raise ConfigError(f"{define}the loss of {phase} {change}")
         branch, shapes = branch or purity.branch, purity.shapes
         check_gradients(step, phase, loss, folder)
+        if number == 0:
+            first = float(loss.detach())
+            torch._foreach_copy_(buffers, before) if buffers else None
+            again = float(step._loss(phase).detach())
+            if abs(first - again) > SAME[step.device] * max(abs(first), abs(again)):
+                change = f"is {first:g}, then {again:g} on the same inputs: it must depend on nothing else"
+                raise ConfigError(f"{define}the loss of {phase} {change}")
     return branch
 
 
-def read_generators() -> tuple[Any, ...]:
+def find_replaced(step: TrainingStep, weights: dict[int, str]) -> str | None:
+    """Return the name of a weight that is no longer where it was, or None."""
+    there = {p.data_ptr() for each in step.networks.values() for p in each.parameters()}
+    return next((name for at, name in weights.items() if at not in there), None)
+
+
+def read_generators() -> list[Any]:
     """Return the states of the random generators that a loss might draw from."""
-    return random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()  # type: ignore[union-attr]
+    return [random.getstate(), np.random.get_state()[1].tobytes(), *read_torch_generators()]  # type: ignore[union-attr]
+
+
+def read_torch_generators() -> list[bytes]:
+    """Return the states of PyTorch's default generators."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return [state.numpy().tobytes() for state in states]
 
 
 def check_gradients(step: TrainingStep, phase: str, loss: Tensor, folder: str) -> None:
@@ -492,6 +569,7 @@ def run_losses(
         for phase in step.order:
             step.feed.next()
             step._fill(phase)
+            step._free(phase)
             with around:
                 step._loss(phase)
     finally:

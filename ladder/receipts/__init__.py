@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from ladder.core.protocol import PHASES
 from ladder.core.text import make_display
 
 NOT = "not engaged: "  # begins every line that speaks against a rung
@@ -205,10 +204,11 @@ def judge_compilation(seen: Evidence, *modes: str) -> Receipt:
 def check_reduction(seen: Evidence) -> list[Check]:
     """Return checks that several ranks are there and every phase all-reduces its gradients."""
     reduced = seen["reduced"]
-    megabytes = ", ".join(f"{phase} {reduced['bytes'].get(phase, 0) / 1e6:.3f}" for phase in PHASES)
+    phases = pair_of(seen)["phases"]
+    megabytes = ", ".join(f"{phase} {reduced['bytes'].get(phase, 0) / 1e6:.3f}" for phase in phases)
     return [
         (reduced["ranks"] > 1, f"ranks: {reduced['ranks']}"),
-        (all(reduced["bytes"].get(phase, 0) > 0 for phase in PHASES), f"MB all-reduced: {megabytes}"),
+        (all(reduced["bytes"].get(phase, 0) > 0 for phase in phases), f"MB all-reduced: {megabytes}"),
     ]
 
 

@@ -18,6 +18,7 @@ them any sooner.
 """
 
 from ladder.receipts import Receipt, judge, pair_of, share, total
+from stylegan_lite.config import OF_PAIRS
 
 title = "FP32 baseline"
 change: dict[str, object] = {}
@@ -31,7 +32,7 @@ def receipt(seen: dict) -> Receipt:
         share(total(seen["flops"]), "float32"),
         share(total(seen["inputs"]), "nchw", of=("nchw", "nhwc")),
     )
-    switches = ("fused_norm", "fused_act", "fused_update")
+    switches = ("fused_norm", "fused_act", "fused_update", *OF_PAIRS)
     fused = any(recipe.get(name) for name in switches) or "triton" in map(
         recipe.get, ("resample", "rgb", "dense")
     )

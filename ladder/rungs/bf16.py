@@ -40,7 +40,8 @@ def receipt(seen: dict) -> Receipt:
     """Check that convolutions compute in BF16; mapping, affines, losses, penalties, statistics and weights do not."""
     stages = ", ".join(f"{stage} {share(flops, 'bfloat16'):.3f}" for stage, flops in seen["flops"].items())
     islands = {name: seen["islands"].get(name, {}) for name in list_islands(seen)}
-    islands |= {k: v for k, v in seen["islands"].items() if k == "statistics"}
+    if pair_of(seen)["own"]:  # what another pair computes inside of its networks is as autocast has it
+        islands |= {k: v for k, v in seen["islands"].items() if k == "statistics"}
     islands |= {k: dict.fromkeys(seen["kernels"][k]["dtypes"]) for k in STATISTICS if k in seen["kernels"]}
     if DENSE in seen["kernels"]:
         islands["mapping and affines"] = islands["mapping and affines"] | dict.fromkeys(

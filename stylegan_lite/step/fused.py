@@ -55,9 +55,8 @@ class FusedNorms:
         self.acts: dict[str, dict[nn.Module, Act]] = {}
         self.here = threading.local()  # backward runs checkpointed blocks in threads of its own
         self.phase: str | None = None
-        self.modules = [
-            each for net in networks for each in net.modules() if type(each) in kinds and can_fuse(each)
-        ]
+        found = (each for net in networks for each in net.modules() if type(each) in kinds and can_fuse(each))
+        self.modules = [*dict.fromkeys(found)]  # networks may share some
         for module in self.modules:
             self._wrap(module)
 
@@ -90,14 +89,14 @@ class FusedNorms:
     def _wrap(self, module: nn.Module) -> None:
         inner = module.forward
 
-        def forward(x: Tensor) -> Tensor:
+        def forward(input: Tensor) -> Tensor:  # PyTorch's name, by which it may be given
             run = getattr(self.here, "run", None)
             if run is None or not (module.training or type(module) in GROUP_NORMS):
-                return inner(x)
+                return inner(input)
             if isinstance(run, Observed):
-                return run.note(module, inner(x))
+                return run.note(module, inner(input))
             act = run.acts.get(module)
-            y = compute(module, x, act or NONE)
+            y = compute(module, input, act or NONE)
             if act:
                 run.pending[id(y)] = y
             return y
@@ -218,6 +217,18 @@ def list_normed(network: nn.Module) -> list[NormedWeight]:
     ]
 
 
+def list_once(
+    networks: Iterable[nn.Module], find: Callable[[nn.Module], list[Any]], key: Callable[[Any], Any]
+) -> list[list[Any]]:
+    """Return what `find` finds in each network, without what an earlier one shares with it."""
+    seen: set[int] = set()
+    found = []
+    for network in networks:
+        found.append([each for each in find(network) if id(key(each)) not in seen])
+        seen |= {id(key(each)) for each in found[-1]}
+    return found
+
+
 class GroupedWeights:
     """The weights with weight norm of a step's networks, made for a whole loss at a time.
 
@@ -226,7 +237,7 @@ class GroupedWeights:
     """
 
     def __init__(self, networks: Iterable[nn.Module]) -> None:
-        self.layers = [list_normed(network) for network in networks]
+        self.layers = list_once(networks, list_normed, lambda each: each.owner)
         self.used: dict[str, list[list[NormedWeight]]] = {}
         self.seen: set[int] = set()
         self.made: dict[int, Tensor] = {}
@@ -286,7 +297,7 @@ class GroupedSpectral:
     """
 
     def __init__(self, networks: Iterable[nn.Module]) -> None:
-        self.layers = [list_spectral(network) for network in networks]
+        self.layers = list_once(networks, list_spectral, lambda each: each)
         self.groups: dict[str, list[list[Any]]] = {}
         self.reads: Counter[int] = Counter()  # of layers, in this loss
         self.places: dict[

@@ -82,6 +82,7 @@ class PhaseInputs(Values):
         batch = max((each.batch for each in _flat(here)), default=0)
         super().__init__(batch, tensors)
         if self.whole is not None:
+            self.share = slice(rank, None, ranks)  # of the samples
             self.index = self._find_places(here, rank, ranks)
 
     def _allocate(
@@ -145,7 +146,13 @@ class PhaseInputs(Values):
     def load_share(self, whole: PhaseInputs) -> None:
         """Take this rank's samples of the total batch's inputs."""
         torch.index_select(whole.normal, 0, self.index, out=self.normal)
-        self._uniform.copy_(whole._uniform)
+        for name, each in self.declared.items():
+            parts = zip(
+                _flat({name: each}), _flat_tensors(self[name]), _flat_tensors(whole[name]), strict=True
+            )
+            for one, mine, theirs in parts:
+                if one.source in ("uniform", "labels"):
+                    mine.copy_(take_samples(theirs, one.times, self.share))
 
     def list_tensors(self) -> list[Tensor]:
         """Return all tensors of the inputs, with those that the total batch is drawn into."""

@@ -80,7 +80,7 @@ def make_pair(workload: PairWorkload) -> tuple[Any, str]:
     refuse_settings(make, shown, settings)
     try:
         pair = make(**settings)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(locate(error, folder, shown)) from error
     if workload.sizes and (got := measure_sizes(pair)) != (workload.batch, workload.resolution):
         asked = ", ".join(f"{key}={value}" for key, value in workload.sizes.items())
@@ -160,8 +160,11 @@ def import_model(folder: str, target: str) -> ModuleType:
             sys.modules[path.stem] = module
         spec.loader.exec_module(module)
         return module
-    except Exception as error:
-        raise ConfigError(locate(error, folder, target)) from error
+    except (Exception, SystemExit) as error:
+        line = locate(error, folder, target)
+        if isinstance(error, ImportError) and (error.name or "").split(".")[0] in OURS:
+            line += f"; {error.name} is a package of this project: rename yours"
+        raise ConfigError(line) from error
 
 
 def refuse_settings(make: Any, shown: str, settings: Mapping[str, Any]) -> None:

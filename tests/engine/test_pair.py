@@ -142,6 +142,49 @@ WRONG = {
         "two calls with one seed differ in G.weight",
     ),
     "optimizer": ("        return torch.optim.Adam(", "        return len(", "TypeError"),
+    "a list of numbers": (RETURN, f"        inputs.z.tolist()\n{RETURN}", ".tolist() waits for the device"),
+    "prints": (RETURN, f"        print(inputs.z)\n{RETURN}", "printing a tensor waits for the device"),
+    "numpy's other random": (
+        RETURN,
+        f"{RETURN.rstrip()} * float(np.random.default_rng().random())\n",
+        "on the same inputs: it must depend on nothing else",
+    ),
+    "a counter": (
+        RETURN,
+        f"        self.n = getattr(self, 'n', 0) + 1\n{RETURN.rstrip()} * self.n\n",
+        "on the same inputs: it must depend on nothing else",
+    ),
+    "replaces weights": (
+        RETURN,
+        f"        D.weight.data = D.weight.data / 2\n{RETURN}",
+        "replaces the weight D.weight",
+    ),
+    "penalty": (
+        RETURN,
+        "        x = inputs.z.clone().requires_grad_()\n"
+        "        g, = torch.autograd.grad(D(G(x)).tanh().sum(), x, create_graph=True)\n"
+        f"{RETURN.rstrip()} + g.square().mean()\n",
+        "declare Phase('G_main', 'G', twice=True)",
+    ),
+    "needs a closure": (
+        "        return torch.optim.Adam(self.networks[network].parameters(), lr=1e-3)",
+        "        return torch.optim.LBFGS(self.networks[network].parameters())",
+        "the update of G_main: TypeError",
+    ),
+    "shares weights": (
+        "        self.averages = {}\n",
+        "        self.averages = {}\n        self.networks['E'] = nn.Sequential(self.networks['G'])\n",
+        "networks G and E share a weight",
+    ),
+    "exits": ("    return Pair(width)", "    raise SystemExit(3)", "SystemExit: 3"),
+    "a package of ours": (
+        "import random",
+        "from kernels import my_op",
+        "kernels is a package of this project",
+    ),
+    "shape": ("Input((6, 4))", "Input(6)", "must be a tuple of whole numbers above 0, got 6"),
+    "no inputs": ('        return {"z"', '        {"z"', "inputs('G_main') must return a dict, got NoneType"),
+    "no averages": ("        self.averages = {}", "        self.averages = None", "averages must be a dict"),
     "its batch": ("number % 7 + 1.0", "random.random()", "batch(0) gives other numbers each time"),
 }
 
@@ -163,6 +206,19 @@ def test_settings_that_make_does_not_take_are_refused(tmp_path):
 def test_a_branch_on_a_value_takes_the_rungs_with_graphs_alone(tmp_path):
     found = describe(tmp_path, GOOD.replace(RETURN, f"        if inputs.z.sum() > 0: pass\n{RETURN}"))
     assert found["facts"]["graphs"].startswith(f"my_pair.py:{LINE}: a branch")
+
+
+def test_layers_that_may_draw_and_do_not_are_no_dropout(tmp_path):
+    layers = "nn.Sequential(nn.Linear(4, width), nn.Dropout(0.0), A(width, 2, batch_first=True))"
+    text = GOOD.replace('"G": nn.Linear(4, width)', f'"G": {layers}')
+    text = text.replace("class Pair", "A = nn.TransformerEncoderLayer\n\nclass Pair")
+    text = text.replace("G(inputs.z)", "G(inputs.z[None])[0]")
+    with pytest.raises(ConfigError, match="draws random numbers"):  # its default is 0.1
+        describe(tmp_path, text)
+    (tmp_path / "other").mkdir()
+    assert (
+        describe(tmp_path / "other", text.replace("batch_first=True", "dropout=0.0"))["fields"]["batch"] == 6
+    )
 
 
 def test_another_optimizer_and_batch_norm_take_the_rungs_that_need_otherwise(tmp_path):

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 import kernels
 from kernels.linear import grouped
+from kernels.linear.conv2d import conv2d_if_grouped
 from tests.kernels.opcases import DEVICE
 from tests.kernels.test_kernels_conv2d import all_derivatives
 
@@ -60,6 +61,22 @@ def test_values_and_both_derivatives_are_pytorch_s_in_float64(shape, dtype, laun
     for got, want in zip(ours, [y, *first, *torch.autograd.grad(first, exact, also)], strict=True):
         assert (got.double() - want).norm() <= BOUNDS[dtype] * want.norm()
     assert sorted(launches) == ["convolve"] * 5 + ["correlate"] * 2  # cuDNN had no part in it
+
+
+def test_in_the_place_of_pytorch_s_function_a_bias_is_added_by_the_kernel(launches):
+    dtype = torch.float64 if DEVICE == "cpu" else torch.bfloat16
+    x, weight = tensors((2, 4, 5, 16, 2), dtype)
+    bias = torch.randn(32, dtype=dtype, device=DEVICE, requires_grad=True)
+
+    def derive(function):
+        y = function(x, weight, bias, 1, "same", groups=2)
+        first = torch.autograd.grad(y.pow(3).sum(), (x, weight, bias), create_graph=True)
+        return [y, *first, *torch.autograd.grad(sum(d.square().sum() for d in first), (x, weight, bias))]
+
+    tolerance = 1e-9 if DEVICE == "cpu" else 5e-2
+    for ours, plain in zip(derive(conv2d_if_grouped), derive(F.conv2d), strict=True):
+        assert (ours - plain).norm() <= tolerance * plain.norm()
+    assert launches
 
 
 def test_a_gradient_penalty_through_a_curved_loss_is_pytorch_s(launches):

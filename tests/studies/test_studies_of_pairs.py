@@ -122,3 +122,18 @@ def test_a_model_and_a_workload_contradict_each_other(place):
     for command in (("profile", "baseline"), ("ablate",), ("map",), ("recommend",)):
         assert "leave out --workload" in refused(*command, "--model", place / "secret_pair.py", "-w", "tiny")
         assert "give --model" in refused(*command, "--set", "batch=2")
+
+
+def test_two_ranks_train_a_pair_as_one_process_does(place):
+    drawn = 'Input((self.batch_size, 4), "uniform"), "y": Input((self.batch_size,), "labels", classes=5)'
+    text = PAIR.replace("Input((self.batch_size, 4))", drawn).replace(
+        "inputs.z)", "inputs.z + inputs.y[:, None])"
+    )
+    (place / "secret_pair.py").write_text(text)
+    few = ("--gpus", "2", "--scaling", "weak", "--generations", 1, "--visits", 1)
+    file, _ = study(place, "scale", "flat", "ddp", *few)
+    for way in ("flat", "ddp"):
+        proof = file.observed[f"proof of {way} on 2"]
+        assert proof.verdict == "ok"
+        assert any(line.startswith("MB all-reduced: D_main") for line in proof.lines)
+        assert file.cases[f"{way}, weak, 2"].batch == 12

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from ladder import receipts
 from ladder.engine.pair import describe_pair
 from ladder.parity import check as parity
+from ladder.plan import catalog
 from ladder.receipts.evidence import gather_evidence
 from stylegan_lite import ConfigError, Recipe, make_step
 from stylegan_lite.step.fused import BATCH_NORMS, GROUP_NORMS, FusedNorms, GroupedSpectral, GroupedWeights
@@ -143,8 +144,8 @@ def test_a_block_that_runs_again_in_backward_computes_the_same():
 
 def test_a_run_that_reads_a_norm_otherwise_than_before_is_an_error():
     norm, x = nn.GroupNorm(2, 4).to(DEVICE), torch.randn(2, 4, 3, 3, device=DEVICE)
-    norms = FusedNorms([norm], KINDS)
-    norms.observe("G", lambda: F.silu(norm(x)))
+    norms = FusedNorms([norm, nn.Sequential(norm)], KINDS)  # networks may share a module
+    norms.observe("G", lambda: F.silu(norm(input=x)))
     with pytest.raises(RuntimeError, match="read by mul here"), norms.running("G"):
         norm(x) * 2
     with pytest.raises(RuntimeError, match="not in this one"), norms.running("G"):
@@ -171,7 +172,10 @@ def make_layers():
 
 def test_weights_of_all_layers_are_made_together_and_are_pytorchs():
     plain, net, unused = make_layers(), make_layers(), make_layers().requires_grad_(False)
-    grouped, x = GroupedWeights([net, unused]), torch.randn(2, 2, 8, dtype=torch.float64, device=DEVICE)
+    grouped, x = (
+        GroupedWeights([net, unused, nn.Sequential(net)]),
+        torch.randn(2, 2, 8, dtype=torch.float64, device=DEVICE),
+    )
     net(x)
     grouped.note("G")
     assert [len(layers) for layers in grouped.used["G"]] == [3]  # nothing of what the loss does not read
@@ -199,7 +203,10 @@ def make_spectral():
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_spectral_norms_of_a_network_iterate_together_at_each_pass(layout):
     plain, net = (make_spectral().to(memory_format=layout) for _ in range(2))
-    grouped, x = GroupedSpectral([net]), torch.randn(2, 2, 4, 4, dtype=torch.float64, device=DEVICE)
+    grouped, x = (
+        GroupedSpectral([net, nn.Sequential(net)]),
+        torch.randn(2, 2, 4, 4, dtype=torch.float64, device=DEVICE),
+    )
     net(x), net(-x), net[0].weight  # the first layer reads its weight once more
     grouped.note("D")
     assert [len(group) for group in grouped.groups["D"]] == [2, 1]
@@ -280,14 +287,16 @@ def test_the_rungs_apply_to_a_pair_that_has_their_modules(description):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_all_of_them_agree_with_the_reference_and_earn_their_receipts(description, precision, tmp_path):
-    recipe = {"precision": precision, **dict.fromkeys(RUNGS.values(), True)}
+    below = catalog.load_rung("channels_last").change | {"set_to_none": True, "precision": precision}
+    recipe = below | dict.fromkeys(RUNGS.values(), True)
     step = make_step(description["fields"], recipe, device=DEVICE)
     step.keep_gradients = True
     step.prepare()
     found = parity.check_step(step, cache=tmp_path)
     assert found["verdict"] == "ok", found["problems"]
-    issued = receipts.issue(RUNGS, gather_evidence(step))
-    assert {name: each["engaged"] for name, each in issued.items()} == dict.fromkeys(RUNGS, True), issued
+    issued = receipts.issue(catalog.list_contained(step.recipe.to_dict()), gather_evidence(step))
+    assert issued.keys() >= {*RUNGS, "baseline", "channels_last"}
+    assert all(each["engaged"] for each in issued.values()), issued
     assert "modules: 1, 1 of them with the activation behind it" in issued["fused_batch_norm"]["lines"]
 
 

@@ -13,6 +13,7 @@ from ladder.core.errors import UserError
 from ladder.core.job import Job
 from ladder.core.options import whole_numbers
 from ladder.core.records import write_record
+from ladder.engine import models
 from ladder.machine import neighbours
 from ladder.report import drawing
 from ladder.results import publishable, sources
@@ -60,10 +61,11 @@ class Scale(Study[Options, Case, Observed]):
 ladder scale                                    every way on 1, 2, ... all GPUs of this machine
 ladder scale top ddp -w article-b32 --gpus 1,2 --scaling weak
 ladder scale top -w article --scaling strong --total 16
+ladder scale flat ddp --model my_pair.py        your own networks; the setting `batch` of their function is changed
 ladder scale flat ddp --device cpu --gpus 1,2   ranks on the CPU, over gloo: a try-out
 ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.json
 """
-    extendable, answers = ("generations", "no_proof"), ("ok", "n/a")
+    extendable, answers, takes_pairs = ("generations", "no_proof"), ("ok", "n/a"), True
 
     def list_cases(self, job: Job, file: File | None) -> dict[str, Case]:
         points = [case for case in (file.cases if file else {}).values() if case.kind == "point"]
@@ -74,7 +76,9 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
         most = {case.way: case for case in sorted(able, key=lambda case: case.gpus) if case.gpus > 1}
         # One group a GPU, and path length for each: the reference in FP64 of the total batch stays small.
         share = max(int(job.workload.get("mbstd_group") or 4), int(job.workload.get("pl_batch_shrink") or 2))
-        proved = [] if job.options.no_proof else most.values()
+        # Parts of a batch with running statistics of their own are another algorithm: there is nothing to be equal to.
+        is_other = job.facts is not None and job.facts["split"]
+        proved = [] if job.options.no_proof or is_other else most.values()
         proofs = [replace(each, kind="proof", scaling=None, batch=each.gpus * share) for each in proved]
         return {case.key: case for case in [*points, *proofs]}
 
@@ -171,10 +175,9 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
         return [*super().name_file(file), *(ways if len(ways) < len(WAYS) else []), *scalings]
 
     def summarize(self, file: File) -> list[str]:
-        work = file.workload or {}
         return [
             f"Several {name_ranks(file)}: {file.machine.gpu or file.machine.cpu}",
-            f"Workload {work['name']}: {work['resolution']}x{work['resolution']}, R1 and path length included."
+            f"Workload {frame.describe_workload(file)}, all phases included."
             f" {describe_generations(file)}, of {file.options.visits} visits each, over"
             f" {name_backend(file)}."
             f" {frame.describe_software(file)}",
@@ -213,8 +216,9 @@ def plan_points(job: Job) -> list[Case]:
     from stylegan_lite.config import ConfigError
 
     options, workload = job.options, job.workload
+    models.refuse_fixed(job, "batch")
     gpus = count_gpus(options.gpus, len(system.gpu_uuids()) if job.device == "cuda" else None)
-    able = needs.join_capabilities(system.list_capabilities(job.device), workload)
+    able = needs.list_able(job.device, workload, job.facts)
     scalings = (WEAK, STRONG) if options.scaling == "both" else (options.scaling,)
     if options.total is not None and STRONG not in scalings:
         raise UserError("--total is for --scaling strong: leave it out with weak")
@@ -348,8 +352,7 @@ def draw_figure(file: File, points: list[record.Point]) -> Any:
     figure.axes[0].set_ylabel("efficiency", color=LIGHT.muted)
     handles = figure.axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="upper left", bbox_to_anchor=(0.012, 0.915), ncols=3, frameon=False)
-    work = file.workload or {}
-    under = f"{work['name']}: {work['resolution']}x{work['resolution']}, {describe_generations(file)}"
+    under = f"{frame.describe_workload(file)}, {describe_generations(file)}"
     under = f"{under}, PyTorch {file.machine.torch}. Higher is better."
     frame.draw_heading(STUDY, file, figure, "does it scale?", under)
     return figure

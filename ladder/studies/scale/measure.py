@@ -28,6 +28,7 @@ from ladder.core.locks import device_lock
 from ladder.core.plain import Plain
 from ladder.core.protocol import CYCLE_STEPS
 from ladder.core.stopping import stop_on_sigterm
+from ladder.engine import models
 from ladder.engine.gpu_time import is_captured, rest_s
 from ladder.engine.groups import Group
 from ladder.engine.pool import Pool, WorkerFailure, strip_protocol
@@ -183,7 +184,8 @@ class State:
         with contextlib.ExitStack() as stack:
             group = Group(pool, case.processes, self.job.device)
             stack.callback(group.kill)
-            group.build(self.job.workload | {"batch": case.batch}, case.recipe, self.job.options.seed)
+            workload = models.resize(self.job.workload, {"batch": case.batch})
+            group.build(workload, case.recipe, self.job.options.seed)
             group.call("prepare")
             prepare_s = time.monotonic() - begin
             group.call("begin")
@@ -360,7 +362,7 @@ def prove_way(pool: Pool, case: Case, workload: Plain, device: str, seed: int) -
     group = None
     try:
         group = Group(pool, case.processes, device)
-        group.build(workload | {"batch": case.batch}, case.recipe, seed, keep_gradients=True)
+        group.build(models.resize(workload, {"batch": case.batch}), case.recipe, seed, keep_gradients=True)
         group.call("prepare")
         parity = group.call("parity")
         group.call("profile", part="load")

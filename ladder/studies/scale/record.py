@@ -166,14 +166,19 @@ def list_points(
         ladder_name, rung, over = WAYS[name]
         ladder = catalog.load_ladder(ladder_name)
         planned = {each.name: each for each in catalog.plan_climb(ladder, {**able, RANKS: None})}
-        way = planned[ladder.rungs[-1].name if rung == TOP else rung]
+        own = [each.name for each in ladder.rungs]
+        if "pair" in workload:  # its top is the highest rung that is not about StyleGAN2's layers
+            own = [each for each in own if planned[each].recipe is not None]
+        way = planned[own[-1] if rung == TOP else rung]
         for scaling, n in itertools.product([s for s in (WEAK, STRONG) if s in scalings], gpus):
             batch = int(workload["batch"] or 1) * n if scaling == WEAK else total
             recipe: r.Fields = {} if way.recipe is None else way.recipe | over | {"ranks": n}
             if n == 1:
                 recipe = {key: value for key, value in recipe.items() if key not in ("ranks", "reduce")}
             problem = way.skipped
-            if way.recipe is not None:
+            if way.recipe is not None and "pair" in workload:
+                problem = find_problem_of_pair(recipe, batch, n)
+            elif way.recipe is not None:
                 shared = Workload.from_dict(workload | {"batch": batch, "data": None})
                 problem = shares.problem_with(Recipe.from_dict(recipe), shared)
             points.append(
@@ -183,6 +188,15 @@ def list_points(
                 )
             )  # fmt: skip
     return points
+
+
+def find_problem_of_pair(recipe: r.Fields, batch: int, ranks: int) -> str | None:
+    """Return why the ranks cannot train a user's pair in a way, or None."""
+    if recipe.get("reduce") == "data_parallel":
+        return "nn.DataParallel is about the calls of networks, which a loss of the user's own makes itself"
+    if batch % ranks:
+        return f"batch {batch} is the total and must be a multiple of ranks ({ranks})"
+    return None
 
 
 class Point(r.Record, kw_only=True):
