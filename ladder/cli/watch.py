@@ -15,8 +15,6 @@ from collections import Counter
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from ladder.core import files, options
 from ladder.core.errors import UserError
@@ -233,6 +231,9 @@ def render_report(seen: Observation) -> str:
 
 def draw_report(seen: Observation, *, is_picture: bool) -> str:
     """Return the report as a terminal shows it: a picture in SVG, or a page in HTML."""
+    from rich.console import Console
+    from rich.text import Text
+
     text = Text(render_report(seen))
     text.highlight_regex(r"(?m)^\d+\. .*$", "bold")
     text.highlight_regex(r"(?m)^   (where|do|worth|careful)\b", "cyan")

@@ -40,7 +40,7 @@ def of_profile(machine: dict[str, Any], rung: str, kernels: Mapping[str, float])
         walls_ms=[total + 1.0],
         gpu_ms=total,
         profile=measuring.list_kernels(labelled),
-        phases=measuring.list_phases(labelled, segments),
+        phases=measuring.list_phases(labelled, segments, ("G_main", "D_main")),
         no_layers="none were recorded",
         heaviest=[],
         gaps=measuring.list_gaps(segments),
