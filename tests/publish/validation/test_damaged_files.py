@@ -224,9 +224,10 @@ def test_a_damaged_file_is_accepted_or_refused_in_one_line(kind: str, tmp_path: 
 def test_a_time_that_no_clock_shows_is_refused_with_its_place(time: float) -> None:
     """A ratio of times divided by zero, and numpy had no logarithm for a long integer."""
     kernels = json.loads(targets()["kernels"][0])
-    next(iter(kernels["observed"].values()))["rows"][0]["samples_us"]["cold"]["ours"][1] = time
+    clock, samples = next(iter(next(iter(kernels["observed"].values()))["rows"][0]["samples_us"].items()))
+    samples["ours"][1] = time
     problem = validate.find_problem(kernels) or "accepted"
-    assert ".rows[0].samples_us.cold.ours[1]: " in problem
+    assert f".rows[0].samples_us.{clock}.ours[1]: " in problem
     kernels["cases"].clear()
     assert validate.find_problem(kernels)
 
