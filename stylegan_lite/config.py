@@ -300,9 +300,7 @@ class Recipe(_Config):
     fused_batch_norm: bool = False  # nn.BatchNorm, with the ReLU or leaky ReLU behind it
     fused_grouped_conv: bool = False  # 3x3 convolutions in groups of 8, 16 or 32 channels
     fused_weight_norm: bool = False  # the weights of all layers with weight norm, made together
-    fused_spectral_norm: bool = (
-        False  # likewise with spectral norm, after a step of the power iteration for all
-    )
+    fused_spectral_norm: bool = False  # likewise with spectral norm, after a step of its power iteration
 
     @property
     def has_kernels(self) -> bool:

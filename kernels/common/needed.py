@@ -33,9 +33,8 @@ def needed(ctx, tensors: tuple[bool, ...] | None = None) -> tuple[bool, ...]:
     """
     if _will_execute is None or torch.compiler.is_compiling():
         return ctx.needs_input_grad
-    runs = [
-        node is not None and _runs(node) for node, _ in ctx.next_functions
-    ]  # of tensors; None: needs no gradient
+    # A node for each tensor; None where no gradient is needed.
+    runs = [node is not None and _runs(node) for node, _ in ctx.next_functions]
     if tensors is not None:
         there = iter(runs)
         runs = [each and next(there) for each in tensors]

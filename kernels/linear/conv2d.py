@@ -243,14 +243,18 @@ def _correlate(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tens
     return dense_as(found, geometry.nhwc)
 
 
+def _save(ctx, x: Tensor, weight: Tensor, geometry: Geometry) -> None:
+    """Keep what `gradients` reads: for each gradient the other input. What no gradient reads is not kept alive."""
+    needs_x, needs_weight, *_ = ctx.needs_input_grad
+    ctx.save_for_backward(x if needs_weight else None, weight if needs_x or needs_weight else None)
+    ctx.geometry, ctx.size = geometry, x.shape
+    ctx.set_materialize_grads(False)
+
+
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, geometry):
-        # Each gradient reads the other input. An input that no gradient reads is not kept alive.
-        needs_x, needs_weight, _ = ctx.needs_input_grad
-        ctx.save_for_backward(x if needs_weight else None, weight if needs_x or needs_weight else None)
-        ctx.geometry, ctx.size = geometry, x.shape
-        ctx.set_materialize_grads(False)
+        _save(ctx, x, weight, geometry)
         return _convolve(x, weight, geometry)
 
     @staticmethod
@@ -266,10 +270,8 @@ class _Biased(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, geometry):
-        needs_x, needs_weight, *_ = ctx.needs_input_grad
-        ctx.save_for_backward(x if needs_weight else None, weight if needs_x or needs_weight else None)
-        ctx.geometry, ctx.size, ctx.bias = geometry, x.shape, bias.dtype
-        ctx.set_materialize_grads(False)
+        _save(ctx, x, weight, geometry)
+        ctx.bias = bias.dtype
         return grouped.convolve(x, weight, bias=bias)
 
     @staticmethod

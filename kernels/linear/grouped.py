@@ -306,14 +306,8 @@ def correlate(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Compute the weight's gradient, channels_last, for g and x [N, C, H, W] channels_last."""
     (channels, group), dtype = weight.shape[:2], accumulator(x.dtype)
     c = cover(x, group, "correlate")
-    shape = (
-        channels // group,
-        3,
-        4,
-        group,
-        2,
-        group,
-    )  # groups, ky, pixels of x, channels, pixels of g, channels
+    # groups, rows of taps, pixels of x and their channels, pixels of g and their channels
+    shape = (channels // group, 3, 4, group, 2, group)
     sums = x.new_empty(shape, dtype=dtype)
     partials = sums if c.parts == 1 else x.new_empty((c.parts, *shape), dtype=dtype)
     launch_grid(grouped_correlate_kernel, (c.parts * c.spans,), (g, x, partials, *c.sizes), **c.options)

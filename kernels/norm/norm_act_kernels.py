@@ -50,6 +50,17 @@ def of_group(pointer, n, c, C, groups, width, WHOLE: tl.constexpr, ACC: tl.const
     return load(pointer + n * groups + c // width, c < C, WHOLE, ACC)
 
 
+@triton.jit
+def load_norm(mean, rstd, weight, bias, n, c, C, groups, width, WHOLE: tl.constexpr, ACC: tl.constexpr):
+    """Load for each channel [1, BLOCK_C] the mean and rstd of its group, its weight and its bias."""
+    return (
+        of_group(mean, n, c, C, groups, width, WHOLE, ACC),
+        of_group(rstd, n, c, C, groups, width, WHOLE, ACC),
+        of_channel(weight, c, C, WHOLE, ACC, 1.0),
+        of_channel(bias, c, C, WHOLE, ACC, 0.0),
+    )
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def norm_act_kernel(
     x, weight, bias, mean, rstd, y, C, P, stride_p, stride_c, tiles, programs, groups, width,
@@ -60,11 +71,7 @@ def norm_act_kernel(
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
-    mu, r = (
-        of_group(mean, n, c, C, groups, width, WHOLE, ACC),
-        of_group(rstd, n, c, C, groups, width, WHOLE, ACC),
-    )
-    w, b = of_channel(weight, c, C, WHOLE, ACC, 1.0), of_channel(bias, c, C, WHOLE, ACC, 0.0)
+    mu, r, w, b = load_norm(mean, rstd, weight, bias, n, c, C, groups, width, WHOLE, ACC)
     for tile in tl.range(first, end, programs, num_stages=STAGES):
         _, at, inside = tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P)
         h = (load(x + at + ij, inside, WHOLE, ACC) - mu) * r
@@ -83,11 +90,7 @@ def norm_act_sums_kernel(
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
-    mu, r = (
-        of_group(mean, n, c, C, groups, width, WHOLE, ACC),
-        of_group(rstd, n, c, C, groups, width, WHOLE, ACC),
-    )
-    w, b = of_channel(weight, c, C, WHOLE, ACC, 1.0), of_channel(bias, c, C, WHOLE, ACC, 0.0)
+    mu, r, w, b = load_norm(mean, rstd, weight, bias, n, c, C, groups, width, WHOLE, ACC)
     sum_dz = tl.zeros([BLOCK_P, BLOCK_C], ACC)
     sum_dz_h = tl.zeros([BLOCK_P, BLOCK_C], ACC)
     for tile in tl.range(first, end, programs, num_stages=STAGES):
@@ -112,21 +115,15 @@ def norm_act_grad_kernel(
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
-    mu, r = (
-        of_group(mean, n, c, C, groups, width, WHOLE, ACC),
-        of_group(rstd, n, c, C, groups, width, WHOLE, ACC),
-    )
+    mu, r, w, b = load_norm(mean, rstd, weight, bias, n, c, C, groups, width, WHOLE, ACC)
     m, m_h = (
         of_group(mean_dh, n, c, C, groups, width, WHOLE, ACC),
         of_group(mean_dh_h, n, c, C, groups, width, WHOLE, ACC),
     )
-    w, b = of_channel(weight, c, C, WHOLE, ACC, 1.0), of_channel(bias, c, C, WHOLE, ACC, 0.0)
     for tile in tl.range(first, end, programs, num_stages=STAGES):
         _, at, inside = tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P)
         h = (load(x + at + ij, inside, WHOLE, ACC) - mu) * r
-        dh = affine_act_grad(load(g + at + ij, inside, WHOLE, ACC), h, w, b, SILU, SLOPE)
-        if w is not None:
-            dh = dh * w
+        dh = affine_act_grad(load(g + at + ij, inside, WHOLE, ACC), h, w, b, SILU, SLOPE) * w
         store(dx + at + ij, r * (dh - m - h * m_h), inside, WHOLE)
 
 

@@ -1,4 +1,4 @@
-"""The bugs of `ladder.plan.bugs.yaml`: patches of a training step that has just been built.
+"""The bugs of `ladder/plan/bugs.yaml`: patches of a training step that has just been built.
 
 A patch changes what a step computes or is fed, never the package's code: parity's reference stays right. Most replace
 what a capture runs, so that graphs hold the bug too.

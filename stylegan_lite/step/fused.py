@@ -300,9 +300,8 @@ class GroupedSpectral:
         self.layers = list_once(networks, list_spectral, lambda each: each)
         self.groups: dict[str, list[list[Any]]] = {}
         self.reads: Counter[int] = Counter()  # of layers, in this loss
-        self.places: dict[
-            int, tuple[list[Any], int, list[list[Tensor]]]
-        ] = {}  # group, place in it, weights by step
+        # by layer: its group, its place in it, and the group's weights by step
+        self.places: dict[int, tuple[list[Any], int, list[list[Tensor]]]] = {}
         for layer in (each for layers in self.layers for each in layers):
             layer.forward = self._reader(layer, layer.forward)
 
